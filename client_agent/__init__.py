@@ -1,0 +1,1 @@
+"""The client agent: the program of a participating site."""

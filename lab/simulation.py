@@ -1,0 +1,103 @@
+"""A federation in memory: the method's halves in a loop, with no HTTP and no database."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shared.evaluation import Evaluation, evaluate
+from shared.methods import client_half, server_half
+from shared.methods.base import ClientRecord, Facts, RoundTask, ServerState, Tensors, Update, Workplace
+from shared.plan import FederationPlan
+from shared.runtime import Runtime
+from shared.schemas import TrainingReport
+from shared.summation import RunningMean
+from shared.tensor_data import TensorData
+
+EVALUATION_BATCH = 256
+
+
+@dataclass
+class SimulatedClient:
+    """A site: its record, its data, and the private tensors it has kept."""
+
+    record: ClientRecord
+    train: TensorData
+    test: TensorData
+    private: Tensors = field(default_factory=dict)
+
+    @property
+    def own_classes(self) -> set[int]:
+        """The classes it has training images of."""
+        return {label for label, count in enumerate(self.record.class_counts) if count}
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What a round did, by client id."""
+
+    round: int
+    facts: Facts
+    reports: dict[str, TrainingReport]
+    evaluations: dict[str, Evaluation]
+
+    @property
+    def pooled(self) -> Evaluation:
+        """All clients' evaluations in one."""
+        return sum(self.evaluations.values(), Evaluation(samples=0, correct=0, loss_sum=0.0))
+
+
+class Simulation:
+    """Runs a plan over clients, one round at a time; the same plan and data give the same bits."""
+
+    def __init__(
+        self,
+        plan: FederationPlan,
+        clients: Sequence[SimulatedClient],
+        runtime: Runtime | None = None,
+        pretrained: Tensors | None = None,
+    ) -> None:
+        self.plan = plan
+        self.clients = sorted(clients, key=lambda client: client.record.id)
+        self.runtime = runtime or Runtime()
+        self.server, self.client = server_half(plan), client_half(plan)
+        self.roster = [client.record for client in self.clients]
+        self.state: ServerState = self.server.initial_state(pretrained)
+        self.round = 0
+
+    def task(self, client: SimulatedClient) -> RoundTask:
+        """What the client would download now."""
+        facts = self.server.facts(self.roster)
+        personal = self.server.personal(self.state, client.record, self.roster, facts)
+        return RoundTask(client.record.id, self.round, self.state.shared, personal, facts)
+
+    def run_round(self) -> RoundOutcome:
+        """One round with every client, then an evaluation of the new model at every client."""
+        facts, mean = self.server.facts(self.roster), RunningMean()
+        uploads: list[tuple[ClientRecord, Tensors]] = []
+        reports: dict[str, TrainingReport] = {}
+        for client in self.clients:
+            update = self._train(client)
+            self.server.fold(mean, update.shared, update.report)
+            uploads.append((client.record, update.personal))
+            reports[client.record.id] = update.report
+        self.state = self.server.finish(self.state, mean.result(), uploads, self.roster, facts)
+        self.round += 1
+        return RoundOutcome(self.round, facts, reports, self.evaluate())
+
+    def run(self) -> Iterator[RoundOutcome]:
+        """All rounds of the plan that are left."""
+        while self.round < self.plan.rounds.count:
+            yield self.run_round()
+
+    def evaluate(self) -> dict[str, Evaluation]:
+        """The model as each client would use it now, on that client's held-out images."""
+        results = {}
+        for client in self.clients:
+            predictor = self.client.predictor(self.task(client), client.private, self.runtime)
+            batches = client.test.batches(EVALUATION_BATCH, seed=0)
+            results[client.record.id] = evaluate(predictor, batches, client.own_classes)
+        return results
+
+    def _train(self, client: SimulatedClient) -> Update:
+        workplace = Workplace(client.train, self.runtime)
+        update, client.private = self.client.train(self.task(client), client.private, workplace)
+        return update

@@ -1,0 +1,224 @@
+"""DisTrans: a shared double-channel model and one offset per client, optimised together at the client.
+
+The offset of a client is private under aggregation `none`: it stays at the agent and the coordinator only sends the
+seeded start. Under `mean` and `network` the client uploads it, and what the coordinator sends back takes its place.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.generator import GeneratorTrainer
+from shared.heterogeneity import class_embeddings, distributional_heterogeneity
+from shared.initial_weights import fit_weights
+from shared.method_options import DistransOptions
+from shared.methods.base import (
+    PERSONAL,
+    SHARED,
+    ClientHalf,
+    ClientRecord,
+    Facts,
+    Predictor,
+    RoundTask,
+    ServerHalf,
+    ServerState,
+    Tensors,
+    Update,
+    Workplace,
+)
+from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
+from shared.methods.serving import ModulePredictor, detached_state, load_shared
+from shared.model import build_double, frozen_statistics
+from shared.offsets import initial_offset, relative_motion
+from shared.plan import FederationPlan
+from shared.runtime import Runtime
+from shared.summation import RunningMean
+from shared.wire import Entry, Spec
+
+_AGGREGATION = "offset_aggregation"
+_MEAN_OFFSET = "offset.mean"
+_GENERATOR = "generator."
+_LAST_OFFSET = "offset.of."
+
+
+def _options(plan: FederationPlan) -> DistransOptions:
+    if not isinstance(plan.method, DistransOptions):
+        raise TypeError(f"this plan is for {plan.method.name}")
+    return plan.method
+
+
+class DistransServer(ServerHalf):
+    """θ ← mean of θ_i; offsets by the aggregation in force."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        super().__init__(plan)
+        self.options = _options(plan)
+
+    def facts(self, roster: Sequence[ClientRecord]) -> Facts:
+        """The offset aggregation in force, which `auto` takes from the DH of the clients enrolled now."""
+        wanted = self.options.offset_aggregation
+        if wanted == "auto" and self.options.shared_offset:
+            wanted = "mean"
+        elif wanted == "auto":
+            dh = distributional_heterogeneity([client.class_counts for client in roster])
+            wanted = "network" if dh < self.options.dh_threshold else "none"
+        return {_AGGREGATION: wanted}
+
+    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
+        model = build_double(self.plan, self.options.alpha)
+        if pretrained is not None:
+            fit_weights(model, pretrained)
+        return ServerState(shared=detached_state(model))
+
+    def personal(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts) -> Tensors:
+        """`initial_offset` where the client's own takes over after the first round, else `offset`, to be used as is."""
+        start = self._start(state, client, roster)
+        aggregation = facts[_AGGREGATION]
+        if aggregation == "mean" and _MEAN_OFFSET in state.private:
+            return {"offset": state.private[_MEAN_OFFSET]}
+        if aggregation == "network" and any(name.startswith(_GENERATOR) for name in state.private):
+            last = state.private.get(_LAST_OFFSET + client.id, start)
+            return {"offset": self._generator(state).emit(_embedding(client, roster), last)}
+        return {"initial_offset": start}
+
+    def update_spec(self, facts: Facts) -> Spec:
+        with torch.device("meta"):
+            spec = Spec.of(build_double(self.plan, self.options.alpha).state_dict()).prefixed(SHARED)
+        if facts[_AGGREGATION] == "none":
+            return spec
+        return spec | Spec({f"{PERSONAL}offset": Entry(self.plan.image.shape, torch.float32)})
+
+    def finish(
+        self,
+        state: ServerState,
+        mean: Tensors,
+        uploads: Iterable[tuple[ClientRecord, Tensors]],
+        roster: Sequence[ClientRecord],
+        facts: Facts,
+    ) -> ServerState:
+        private = dict(state.private)
+        if facts[_AGGREGATION] == "mean":
+            offsets = RunningMean()
+            for _, personal in uploads:
+                offsets.add({"offset": personal["offset"]})
+            private[_MEAN_OFFSET] = offsets.result()["offset"]
+        elif facts[_AGGREGATION] == "network":
+            trainer = self._generator(state)
+            keeps_offsets = self.options.generator.inputs == "embedding+offset" or self.options.generator.mix < 1
+            for client, personal in uploads:
+                trainer.regress(_embedding(client, roster), personal["offset"])
+                if keeps_offsets:
+                    private[_LAST_OFFSET + client.id] = personal["offset"]
+            private |= {_GENERATOR + name: value for name, value in trainer.state().items()}
+        return ServerState(shared=mean, private=private)
+
+    def _generator(self, state: ServerState) -> GeneratorTrainer:
+        trainer = GeneratorTrainer(self.plan, self.options.generator)
+        stored = {
+            name.removeprefix(_GENERATOR): value
+            for name, value in state.private.items()
+            if name.startswith(_GENERATOR)
+        }
+        if stored:
+            trainer.restore(stored)
+        return trainer
+
+    def _start(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
+        start = initial_offset(self.plan, self.options, client.id)
+        if self.options.offset_init != "generator":
+            return start
+        # The untrained network, whatever it has learned since: a client's start never changes.
+        return GeneratorTrainer(self.plan, self.options.generator).emit(_embedding(client, roster), start)
+
+
+def _embedding(client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
+    known = [record for record in roster if record.id != client.id] + [client]  # a client that has left still counts
+    counts = np.asarray([record.class_counts for record in known])
+    return torch.from_numpy(class_embeddings(counts)[-1]).float()
+
+
+class DistransClient(ClientHalf):
+    """Algorithm 1 at the client."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        super().__init__(plan)
+        self.options = _options(plan)
+
+    def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
+        runtime = workplace.runtime
+        net = runtime.prepare(load_shared(build_double(self.plan, self.options.alpha), task.shared)).train()
+        start = current_offset(task, private)
+        offset = start.to(runtime.device).clone().requires_grad_()
+        stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
+        report = run_local_epochs(self.plan, task, net, workplace, stepper.step)
+        trained = offset.detach().cpu()
+        first = private.get("initial_offset", start)
+        report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
+        uploaded = {} if task.facts[_AGGREGATION] == "none" else {"offset": trained}
+        return Update(detached_state(net), uploaded, report), {"offset": trained, "initial_offset": first}
+
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
+        net = load_shared(build_double(self.plan, self.options.alpha), task.shared)
+        return ModulePredictor(net, runtime, current_offset(task, private))
+
+
+def current_offset(task: RoundTask, private: Tensors) -> Tensor:
+    """The coordinator's offset where it aggregates them; else the agent's own; else the start."""
+    if "offset" in task.personal:
+        return task.personal["offset"]
+    return private.get("offset", task.personal["initial_offset"])
+
+
+class OffsetStepper:
+    """One mini-batch of the joint optimisation, by the plan's update rule."""
+
+    def __init__(
+        self, net: torch.nn.Module, offset: Tensor, plan: FederationPlan, options: DistransOptions, runtime: Runtime
+    ) -> None:
+        self._net, self._offset, self._options, self._runtime = net, offset, options, runtime
+        self._forward = runtime.forward_of(net)
+        self._model = ModelStepper(net, plan, runtime)
+        self._frozen = options.effective_offset_lr == 0 or options.alpha == 0
+        make = torch.optim.Adam if options.offset_optimizer == "adam" else torch.optim.SGD
+        self._optimizer = make([offset], lr=options.effective_offset_lr)
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Update offset and model; the logits and the loss are those that the model's step came from."""
+        if self._frozen:
+            return self._step_model(x, y, self._offset.detach())
+        scale = self._model.loss_scale
+        if self._options.update_rule == "joint":
+            self._offset.grad = None
+            result = self._step_model(x, y, self._offset)
+            if self._offset.grad is not None:
+                self._step_offset(self._offset.grad, scale, len(y))
+            return result
+        with frozen_statistics(self._net):
+            _, loss = self._loss(x, y, self._offset)
+            # Only the offset's gradient is asked for, so that none of the weights' is computed.
+            (gradient,) = torch.autograd.grad(loss * scale, [self._offset])
+        self._step_offset(gradient, scale, len(y))
+        return self._step_model(x, y, self._offset.detach())
+
+    def _loss(self, x: Tensor, y: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        with self._runtime.autocast():
+            logits = self._forward(x, offset)
+        return logits, mean_loss(logits, y)
+
+    def _step_model(self, x: Tensor, y: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        logits, loss = self._loss(x, y, offset)
+        self._model.step(loss)
+        return logits.detach(), loss.detach()
+
+    def _step_offset(self, gradient: Tensor, scale: float, batch: int) -> None:
+        if scale != 1:
+            gradient = gradient / scale
+            if not bool(gradient.isfinite().all()):
+                return  # overflow in fp16: the scaler lowers its scale for the next batch
+        if self._options.offset_gradient == "sum":
+            gradient = gradient * batch
+        self._offset.grad = gradient.sign() if self._options.offset_optimizer == "sign-sgd" else gradient
+        self._optimizer.step()
+        self._offset.grad = None

@@ -1,0 +1,75 @@
+"""FedAvg: everyone trains the same single-channel model; the coordinator takes the mean."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from shared.initial_weights import fit_weights
+from shared.methods.base import (
+    SHARED,
+    ClientHalf,
+    ClientRecord,
+    Facts,
+    Predictor,
+    RoundTask,
+    ServerHalf,
+    ServerState,
+    Tensors,
+    Update,
+    Workplace,
+)
+from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
+from shared.methods.serving import ModulePredictor, detached_state, load_shared
+from shared.model import build_single
+from shared.runtime import Runtime
+from shared.wire import Spec
+
+
+class FedAvgServer(ServerHalf):
+    """θ ← mean of θ_i."""
+
+    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
+        model = build_single(self.plan)
+        if pretrained is not None:
+            fit_weights(model, pretrained)
+        return ServerState(shared=detached_state(model))
+
+    def personal(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts) -> Tensors:
+        return {}
+
+    def update_spec(self, facts: Facts) -> Spec:
+        with torch.device("meta"):
+            return Spec.of(build_single(self.plan).state_dict()).prefixed(SHARED)
+
+    def finish(
+        self,
+        state: ServerState,
+        mean: Tensors,
+        uploads: Iterable[tuple[ClientRecord, Tensors]],
+        roster: Sequence[ClientRecord],
+        facts: Facts,
+    ) -> ServerState:
+        return ServerState(shared=mean)
+
+
+class FedAvgClient(ClientHalf):
+    """Plain local SGD from the global model; predicts with the global model."""
+
+    def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
+        runtime = workplace.runtime
+        net = runtime.prepare(load_shared(build_single(self.plan), task.shared)).train()
+        forward, stepper = runtime.forward_of(net), ModelStepper(net, self.plan, runtime)
+
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            with runtime.autocast():
+                logits = forward(x)
+            loss = mean_loss(logits, y)
+            stepper.step(loss)
+            return logits.detach(), loss.detach()
+
+        report = run_local_epochs(self.plan, task, net, workplace, step)
+        return Update(detached_state(net), {}, report), private
+
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
+        return ModulePredictor(load_shared(build_single(self.plan), task.shared), runtime)

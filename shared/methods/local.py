@@ -1,0 +1,115 @@
+"""Local training as every method does it: epochs, mini-batches, seeds, progress, interruption and the report."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.methods.base import BatchProgress, RoundTask, TrainingInterrupted, Workplace
+from shared.model import batchnorms
+from shared.plan import FederationPlan, TrainingPlan
+from shared.problems import DistransError
+from shared.runtime import Runtime
+from shared.schemas import TrainingReport
+from shared.seeds import derive_seed, seeded
+
+# One optimisation step on a batch: returns the logits it was computed from and the loss, both detached.
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def make_sgd(net: nn.Module, training: TrainingPlan) -> torch.optim.SGD:
+    """The model's optimiser, new in every round."""
+    return torch.optim.SGD(
+        net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+
+
+class ModelStepper:
+    """Takes the model's SGD step for a loss, with loss scaling and clipping where they are on."""
+
+    def __init__(self, net: nn.Module, plan: FederationPlan, runtime: Runtime) -> None:
+        self._parameters = list(net.parameters())
+        self._optimizer = make_sgd(net, plan.training)
+        self._scaler = runtime.scaler()
+        self._clip_norm = plan.training.clip_norm
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss, and so every gradient taken from it, is multiplied by."""
+        return self._scaler.get_scale()
+
+    def step(self, loss: Tensor) -> None:
+        """Backward pass and step; gradients of anything else in the graph are left in place."""
+        self._optimizer.zero_grad()
+        self._scaler.scale(loss).backward()
+        if self._clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+
+def run_local_epochs(plan: FederationPlan, task: RoundTask, net: nn.Module, place: Workplace, step: Step) -> TrainingReport:
+    """Run the plan's epochs of `step` over the site's data and report on them.
+
+    Raises TrainingInterrupted between two batches when asked to stop. A last batch of one image is left out for
+    networks with BatchNorm, which cannot normalise it.
+    """
+    size, epochs = plan.training.batch_size, plan.training.epochs
+    per_epoch = math.ceil(place.data.samples / size)
+    shortest = 2 if batchnorms(net) else 1
+    if place.data.samples < shortest:
+        raise DistransError(
+            f"This site has {place.data.samples} training images; {plan.model.backbone} needs at least {shortest}.",
+            next_step="Check the data folder.",
+        )
+    device = place.runtime.device
+    totals = torch.zeros(2, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+    images = batches = 0
+    started = time.perf_counter()
+    with seeded(plan.seed, "training", task.client_id, task.round, device=device):
+        for epoch, (x, y) in _passes(plan, task, place, epochs, size):
+            if place.should_stop():
+                raise TrainingInterrupted
+            if len(y) < shortest:
+                continue
+            x, y = place.runtime.move(x), y.to(device, non_blocking=True)
+            logits, loss = step(x, y)
+            right = (logits.argmax(dim=1) == y).sum()
+            totals += torch.stack([loss.detach().to(totals) * len(y), right.to(totals)])  # stays on the device
+            images, batches = images + len(y), batches + 1
+            if place.on_batch is not None:
+                loss_sum, right_sum = totals.tolist()
+                place.on_batch(
+                    BatchProgress(epoch, batches, per_epoch * epochs, images, loss_sum / images, right_sum / images)
+                )
+    loss_sum, right_sum = totals.tolist()
+    if not math.isfinite(loss_sum):
+        raise DistransError(
+            "Training diverged: the loss is no longer a finite number.",
+            next_step="The operator should lower training.lr or set training.clip_norm in the plan.",
+        )
+    return TrainingReport(
+        samples=place.data.samples,
+        batches=batches,
+        loss=max(loss_sum / images, 0.0),
+        accuracy=right_sum / images,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _passes(
+    plan: FederationPlan, task: RoundTask, place: Workplace, epochs: int, size: int
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    for epoch in range(epochs):
+        seed = derive_seed(plan.seed, "batches", task.client_id, task.round, epoch)
+        for batch in place.data.batches(size, seed):
+            yield epoch, batch
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy, averaged over the batch, in float32 whatever the precision of the network."""
+    return F.cross_entropy(logits.float(), labels)

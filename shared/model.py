@@ -1,0 +1,108 @@
+"""The double-input-channel model of DisTrans, and the single-channel one of the baselines.
+
+    x ──┬─ (1−α)x + αt ─ backbone ─ (dense) ─ z_L ─┐
+        │                  same weights            ├─ [z_L; z_R] ─ logits
+        └─ (1+α)x − αt ─ backbone ─ (dense) ─ z_R ─┘
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shared.backbones import Backbone, build_backbone
+from shared.plan import FederationPlan
+from shared.seeds import seeded
+
+
+def blend(x: Tensor, offset: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """The two channels of Eq. 1 for a batch x (B, C, H, W) and one offset (C, H, W); nothing is clipped."""
+    shift = alpha * offset
+    return (1 - alpha) * x + shift, (1 + alpha) * x - shift
+
+
+def batchnorms(net: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorm layers of a network."""
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextmanager
+def frozen_statistics(net: nn.Module) -> Iterator[None]:
+    """Inside, training-mode BatchNorm still normalises by the batch but leaves running statistics and counters alone."""
+    tracking = [layer for layer in batchnorms(net) if layer.track_running_stats]
+    for layer in tracking:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in tracking:
+            layer.track_running_stats = True
+
+
+class _Classifier(nn.Module):
+    """A backbone, an optional dense layer, and logits over `channels` feature vectors side by side."""
+
+    def __init__(self, backbone: Backbone, classes: int, dense_dim: int | None, channels: int) -> None:
+        super().__init__()
+        self.backbone = backbone.net
+        width = dense_dim or backbone.dense_dim
+        self.dense = nn.Linear(backbone.features, width) if width else None
+        self.logits = nn.Linear(channels * (width or backbone.features), classes)
+        nn.init.kaiming_uniform_(self.logits.weight)
+        nn.init.zeros_(self.logits.bias)
+        self.has_batchnorm = bool(batchnorms(self.backbone))
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, d)."""
+        z = self.backbone(x)
+        return z if self.dense is None else self.dense(z)  # type: ignore[no-any-return]
+
+
+class DoubleChannelModel(_Classifier):
+    """Predicts from an image and the client's offset."""
+
+    def __init__(self, backbone: Backbone, classes: int, alpha: float, dense_dim: int | None = None) -> None:
+        super().__init__(backbone, classes, dense_dim, channels=2)
+        self.alpha = alpha
+
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        """(B, C, H, W), (C, H, W) → logits (B, classes)."""
+        left, right = blend(x, offset, self.alpha)
+        if self.training and self.has_batchnorm:
+            # Two passes: each channel is normalised by its own statistics, and both move the running ones.
+            z = torch.cat([self.features(left), self.features(right)], dim=1)
+        else:
+            z = torch.cat(self.features(torch.cat([left, right])).chunk(2), dim=1)
+        return self.logits(z)  # type: ignore[no-any-return]
+
+
+class SingleChannelModel(_Classifier):
+    """The ordinary network of the baselines and of the single-channel ablation: the same backbone and dense layer."""
+
+    def __init__(self, backbone: Backbone, classes: int, dense_dim: int | None = None) -> None:
+        super().__init__(backbone, classes, dense_dim, channels=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → logits (B, classes)."""
+        return self.logits(self.features(x))  # type: ignore[no-any-return]
+
+
+def build_double(plan: FederationPlan, alpha: float) -> DoubleChannelModel:
+    """The plan's double-channel model with its seeded random weights."""
+    backbone, classes = _seeded_backbone(plan), len(plan.classes)
+    with seeded(plan.seed, "head"):
+        return DoubleChannelModel(backbone, classes, alpha, plan.model.dense_dim)
+
+
+def build_single(plan: FederationPlan) -> SingleChannelModel:
+    """The plan's single-channel model with its seeded random weights; its backbone starts as the double one's does."""
+    backbone, classes = _seeded_backbone(plan), len(plan.classes)
+    with seeded(plan.seed, "head"):
+        return SingleChannelModel(backbone, classes, plan.model.dense_dim)
+
+
+def _seeded_backbone(plan: FederationPlan) -> Backbone:
+    with seeded(plan.seed, "backbone"):
+        return build_backbone(plan.model.backbone, plan.image, plan.model.activation)

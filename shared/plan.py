@@ -1,0 +1,191 @@
+"""The plan of a federation: its frozen settings, a TOML file for people and JSON on the API.
+
+A plan may name a `preset`; what the plan itself says wins over the preset. This module does not import torch, so that
+the command lines that only read or check a plan answer at once.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from shared.method_options import DistransOptions, Frozen, MethodOptions
+from shared.problems import PlanError
+
+# The smallest image side that each built-in network can take.
+BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1}
+MAX_IMAGE_VALUES = 16 * 1024 * 1024
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
+ImportPath = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"model": {"activation": "none"}},
+    "learned-offset": {"method": {"name": "distrans", "offset_optimizer": "adam", "offset_lr": 0.05}},
+}
+
+
+class ImagePlan(Frozen):
+    """Shape of the images the model sees, and how their pixels in [0, 1] are normalised."""
+
+    channels: int = Field(3, ge=1, le=64)
+    height: int = Field(64, ge=1, le=4096)
+    width: int = Field(64, ge=1, le=4096)
+    mean: tuple[float, ...] = Field((0.5,), description="Per channel, or one for all.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((0.5,), description="Per channel, or one for all.")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return self.channels, self.height, self.width
+
+    @model_validator(mode="after")
+    def _one_value_a_channel(self) -> Self:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels):
+                raise ValueError(f"{name} has {len(values)} values for {self.channels} channels; give 1 or one each")
+        if self.channels * self.height * self.width > MAX_IMAGE_VALUES:
+            raise ValueError(f"an image may have at most {MAX_IMAGE_VALUES} values")
+        return self
+
+
+class ModelPlan(Frozen):
+    """The network, the same for every method."""
+
+    backbone: str = Field("lenet", max_length=200, description="Built in, or 'package.module:function'.")
+    activation: Literal["none", "relu"] = Field("relu", description="LeNet only; the authors' code, and so the paper preset, has none.")
+    dense_dim: int | None = Field(None, ge=1, le=65536, description="Width of the dense layer before the logits.")
+    weights: Literal["random", "imagenet", "file"] = Field(
+        "random", description="Initial weights: seeded, torchvision's ImageNet ones, or a file given at creation."
+    )
+
+    @field_validator("backbone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in BUILT_IN_BACKBONES and not re.match(ImportPath, value):
+            raise ValueError(f"unknown; use one of {', '.join(BUILT_IN_BACKBONES)} or 'package.module:function'")
+        return value
+
+    @model_validator(mode="after")
+    def _imagenet_exists(self) -> Self:
+        if self.weights == "imagenet" and self.backbone not in ("alexnet", "resnet18", "resnet50"):
+            raise ValueError(f"there are no ImageNet weights for {self.backbone}")
+        return self
+
+
+class TrainingPlan(Frozen):
+    """What each participant does in a round."""
+
+    batch_size: int = Field(32, ge=1, le=65536)
+    epochs: int = Field(1, ge=1, le=10000, description="Local epochs E per round.")
+    lr: float = Field(5e-3, ge=0, le=100, description="Learning rate η of the model.")
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    clip_norm: float | None = Field(None, gt=0, description="Largest norm of the model's gradient; unset: no clipping.")
+
+
+class RoundsPlan(Frozen):
+    """How many rounds, who takes part, and how long the coordinator waits."""
+
+    count: int = Field(100, ge=1, le=1_000_000)
+    min_clients: int = Field(1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined.")
+    sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
+    quorum: float = Field(1.0, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
+    deadline_s: float = Field(3600, gt=0, le=30 * 24 * 3600, description="Time for uploads, from the round's opening.")
+    target_accuracy: float | None = Field(None, gt=0, le=1, description="End early at this pooled accuracy.")
+    patience: int | None = Field(None, ge=1, description="End after this many rounds without improvement.")
+
+
+class FederationPlan(Frozen):
+    """The frozen settings of a federation."""
+
+    name: Name
+    preset: Literal["paper", "learned-offset"] = "paper"
+    classes: tuple[ClassName, ...] = Field(min_length=2, max_length=100_000)
+    seed: int = Field(0, ge=0, lt=2**63)
+    averaging: Literal["uniform", "samples"] = Field(
+        "uniform", description="Weights of the mean: equal (the paper's), or each client's number of images."
+    )
+    image: ImagePlan = ImagePlan()
+    model: ModelPlan = ModelPlan()
+    method: MethodOptions = DistransOptions()
+    training: TrainingPlan = TrainingPlan()
+    rounds: RoundsPlan = RoundsPlan()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        preset = PRESETS.get(str(data.get("preset", "paper")), {})
+        method = data.get("method")
+        if isinstance(method, Mapping) and method.get("name", "distrans") != "distrans":
+            preset = {key: value for key, value in preset.items() if key != "method"}  # it is about offsets
+        merged = _merge(preset, data)
+        if isinstance(merged.get("method"), Mapping):
+            merged["method"] = {"name": "distrans", **merged["method"]}
+        return merged
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = sorted({name for name in value if value.count(name) > 1}) if len(set(value)) < len(value) else []
+        if repeated:
+            raise ValueError(f"each class may stand once; repeated: {', '.join(repeated[:5])}")
+        return value
+
+    @model_validator(mode="after")
+    def _image_fits_backbone(self) -> Self:
+        minimum = BUILT_IN_BACKBONES.get(self.model.backbone, 1)
+        if min(self.image.height, self.image.width) < minimum:
+            raise ValueError(
+                f"model.backbone: {self.model.backbone} needs images of at least {minimum}×{minimum}, "
+                f"image.height × image.width is {self.image.height}×{self.image.width}"
+            )
+        if isinstance(self.method, DistransOptions):
+            if self.method.offset_init == "imagenet" and self.image.channels != 3:
+                raise ValueError("method.offset_init: ImageNet's statistics are for 3 channels; use 'uniform'")
+        return self
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def parse_plan(text: str) -> FederationPlan:
+    """The plan in a TOML text; a PlanError names every fault at once, each with its field."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"The plan is not valid TOML: {error}.") from error
+    return validate_plan(data)
+
+
+def validate_plan(data: Mapping[str, Any]) -> FederationPlan:
+    """The plan in plain data; a PlanError names every fault at once, each with its field."""
+    try:
+        return FederationPlan.model_validate(data)
+    except ValidationError as error:
+        faults = plan_faults(error)
+        raise PlanError(
+            "The plan has " + ("a fault:" if len(faults) == 1 else f"{len(faults)} faults:") + "\n" + "\n".join(faults)
+        ) from error
+
+
+def plan_faults(error: ValidationError) -> list[str]:
+    """One line a fault: the field's dotted name, then what is wrong."""
+    lines = []
+    for fault in error.errors():
+        # The tag of a discriminated union is no key of the file.
+        path = [str(part) for part in fault["loc"]]
+        if path[:1] == ["method"] and len(path) > 1:
+            path.pop(1)
+        lines.append(f"  {'.'.join(path) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}")
+    return lines

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from shared.method_options import DistransOptions
 from shared.methods.distrans import OffsetStepper
 from shared.model import DoubleChannelModel, build_double
 from shared.offsets import initial_offset
-from shared.plan import FederationPlan, validate_plan
-from shared.runtime import Runtime
+from shared.plan import BUILT_IN_BACKBONES, FederationPlan, validate_plan
+from shared.runtime import Runtime, select_device
 
 
 @dataclass(frozen=True)
@@ -103,3 +105,19 @@ def _plain_step(plan: FederationPlan, runtime: Runtime) -> Callable[[Tensor, Ten
         offset_optimizer.step()
 
     return step
+
+
+def run_bench(console: Console, backbones: list[str] | None, repeats: int, device: str) -> None:
+    """Measure and print a table."""
+    chosen = select_device(device)
+    table = Table(title=f"Local training, 3×64×64, batch 32, on {chosen.type} with {torch.get_num_threads()} threads")
+    for heading in ("backbone", "plain, images/s", "joint ÷ plain speed", "alternating ÷ joint time"):
+        table.add_column(heading, justify="left" if heading == "backbone" else "right")
+    with console.status("measuring") as status:
+        for backbone in backbones or list(BUILT_IN_BACKBONES):
+            status.update(f"measuring {backbone}")
+            speed = measure(backbone, repeats, device=chosen.type)
+            table.add_row(
+                backbone, f"{speed.plain:.0f}", f"{speed.joint_ratio:.2f}×", f"{speed.alternating_time_ratio:.2f}×"
+            )
+    console.print(table)

@@ -8,10 +8,12 @@ published network ends in a layer that is itself no classifier of the task (Alex
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torchvision.models
 from torch import Tensor, nn
+from torchvision.models import ResNet
 
 from shared.plan import BUILT_IN_BACKBONES, ImagePlan
 from shared.problems import BackboneError
@@ -24,6 +26,50 @@ class Backbone:
     net: nn.Module
     features: int
     dense_dim: int | None = None
+    stem: "Stem | None" = None  # its first layer, where that is a convolution of ours
+
+
+class Stemmed(NamedTuple):
+    """What the first layer has already made of an image; a backbone with a `Stem` takes it in the image's place."""
+
+    output: Tensor
+
+
+class Stem(nn.Conv2d):
+    """A first convolution that can be given its own output.
+
+    A convolution is linear: that of the two blended channels follows from that of the image and that of the offset.
+    So the image passes once and not twice, and the offset's gradient needs one image's backward pass, not 2B.
+    """
+
+    def forward(self, x: Tensor | Stemmed) -> Tensor:
+        """The convolution of an image, or what is given as its output."""
+        return x.output if isinstance(x, Stemmed) else super().forward(x)
+
+    def blend(self, x: Tensor, offset: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        """The convolutions of both channels of Eq. 1."""
+        of_image = self._conv_forward(x, self.weight, None)
+        shift = alpha * self._conv_forward(offset[None], self.weight, None)
+        left, right = (1 - alpha) * of_image + shift, (1 + alpha) * of_image - shift
+        if self.bias is None:
+            return left, right
+        bias = self.bias[:, None, None]
+        return left + bias, right + bias
+
+    @classmethod
+    def in_place_of(cls, layer: nn.Conv2d, channels: int) -> "Stem":
+        """A stem like `layer` and with its weights, or with new ones where the number of channels differs."""
+        stem = cls(
+            channels,
+            layer.out_channels,
+            kernel_size=layer.kernel_size,  # type: ignore[arg-type]  # nn.Conv2d keeps tuples of any length
+            stride=layer.stride,  # type: ignore[arg-type]
+            padding=layer.padding,  # type: ignore[arg-type]
+            bias=layer.bias is not None,
+        )
+        if layer.in_channels == channels:
+            stem.load_state_dict(layer.state_dict())
+        return stem
 
 
 def lenet(image: ImagePlan, activation: str) -> Backbone:
@@ -36,8 +82,9 @@ def lenet(image: ImagePlan, activation: str) -> Backbone:
         return [nn.ReLU(inplace=True)] if activation == "relu" else []
 
     height, width = ((side - 4) // 2 - 4 for side in (image.height, image.width))
+    stem = Stem(image.channels, 6, 5)  # C×H×W → 6×(H−4)×(W−4)
     layers = [
-        nn.Conv2d(image.channels, 6, 5),  # C×H×W → 6×(H−4)×(W−4)
+        stem,
         *after(),
         nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5),
@@ -46,7 +93,7 @@ def lenet(image: ImagePlan, activation: str) -> Backbone:
         nn.Linear(16 * height * width, 100),
         *after(),
     ]
-    return Backbone(nn.Sequential(*layers), features=100)
+    return Backbone(nn.Sequential(*layers), features=100, stem=stem)
 
 
 class _AlexNet(nn.Module):
@@ -56,23 +103,27 @@ class _AlexNet(nn.Module):
         super().__init__()
         net = torchvision.models.alexnet(weights=None)
         self.features = net.features
-        if channels != 3:
-            self.features[0] = nn.Conv2d(channels, 64, kernel_size=11, stride=4, padding=2)
+        self.features[0] = Stem.in_place_of(net.features[0], channels)
         self.avgpool = net.avgpool
         self.classifier = net.classifier[:6]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def stem(self) -> Stem:
+        """Its first layer."""
+        return self.features[0]  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor | Stemmed) -> Tensor:
+        """(B, C, H, W) → (B, 4096)."""
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
 
 
-def _resnet(build: Callable[..., nn.Module], image: ImagePlan) -> Backbone:
+def _resnet(build: Callable[..., ResNet], image: ImagePlan) -> Backbone:
     net = build(weights=None)
     features = net.fc.in_features
     net.fc = nn.Identity()
+    net.conv1 = Stem.in_place_of(net.conv1, image.channels)
     if image.channels != 3:
-        net.conv1 = nn.Conv2d(image.channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    return Backbone(net, features=int(features))  # type: ignore[arg-type]
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+    return Backbone(net, features=features, stem=net.conv1)
 
 
 def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Backbone:
@@ -92,7 +143,8 @@ def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Bac
     if name == "lenet":
         return lenet(image, activation)
     if name == "alexnet":
-        return Backbone(_AlexNet(image.channels), features=4096, dense_dim=1000)
+        net = _AlexNet(image.channels)
+        return Backbone(net, features=4096, dense_dim=1000, stem=net.stem())
     return _resnet(getattr(torchvision.models, name), image)
 
 

@@ -45,9 +45,7 @@ class Evaluation(Frozen):
         return 0.5 * (self.positive_accuracy + 1 - self.negatives_as_own / self.negatives)
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
-        return Evaluation(
-            **{name: getattr(self, name) + getattr(other, name) for name in Evaluation.model_fields}
-        )
+        return Evaluation(**{name: getattr(self, name) + getattr(other, name) for name in Evaluation.model_fields})
 
 
 def evaluate(

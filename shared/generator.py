@@ -7,6 +7,7 @@ The authors run it with batch size 1 and BatchNorm in training mode, which is In
 norm takes its power iteration in training mode only, hence `emit` (in eval mode) is a pure function of the state.
 """
 
+import itertools
 import math
 
 import torch
@@ -51,7 +52,7 @@ class OffsetGenerator(nn.Module):
         doublings = max(0, math.ceil(math.log2(max(height, width) / 4)))
         widths = [max(options.width >> step, _NARROWEST) for step in range(doublings)] + [channels]
         layers: list[nn.Module] = [nn.ConvTranspose2d(hidden, widths[0], 4, bias=False)]
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [
                 nn.InstanceNorm2d(before, affine=True),
                 nn.ReLU(),
@@ -84,7 +85,7 @@ class GeneratorTrainer:
         """The offset for a client: a function of the state and the arguments alone."""
         self.net.eval()
         with torch.no_grad():
-            generated = self.net(embedding, offset)
+            generated: Tensor = self.net(embedding, offset)
         return self.options.mix * generated + (1 - self.options.mix) * offset
 
     def regress(self, embedding: Tensor, offset: Tensor) -> float:
@@ -116,7 +117,7 @@ class GeneratorTrainer:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module, prefix: str) -> Tensors:
     """The optimiser's tensors per parameter (momentum …) as `prefix + key + ":" + parameter name`."""
-    names = {parameter: name for name, parameter in net.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
     return {
         f"{prefix}{key}:{names[parameter]}": value.detach().clone()
         for parameter, values in optimizer.state.items()

@@ -28,7 +28,9 @@ def class_embeddings(class_counts: ArrayLike) -> NDArray[np.float64]:
     """e[i, c]: the share of all images of class c that client i has; 0 for a class that nobody has."""
     counts = np.atleast_2d(np.asarray(class_counts, dtype=np.float64))
     totals = counts.sum(axis=0)
-    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    embeddings = np.zeros_like(counts)
+    np.divide(counts, totals, out=embeddings, where=totals > 0)
+    return embeddings
 
 
 def count_classes(labels: ArrayLike, classes: int) -> Counts:

@@ -1,8 +1,8 @@
 """The double-input-channel model of DisTrans, and the single-channel one of the baselines.
 
-    x ──┬─ (1−α)x + αt ─ backbone ─ (dense) ─ z_L ─┐
-        │                  same weights            ├─ [z_L; z_R] ─ logits
-        └─ (1+α)x − αt ─ backbone ─ (dense) ─ z_R ─┘
+x ──┬─ (1−α)x + αt ─ backbone ─ (dense) ─ z_L ─┐
+    │                  same weights            ├─ [z_L; z_R] ─ logits
+    └─ (1+α)x − αt ─ backbone ─ (dense) ─ z_R ─┘
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shared.backbones import Backbone, build_backbone
+from shared.backbones import Backbone, Stemmed, build_backbone
 from shared.plan import FederationPlan
 from shared.seeds import seeded
 
@@ -30,7 +30,7 @@ def batchnorms(net: nn.Module) -> list[_BatchNorm]:
 
 @contextmanager
 def frozen_statistics(net: nn.Module) -> Iterator[None]:
-    """Inside, training-mode BatchNorm still normalises by the batch but leaves running statistics and counters alone."""
+    """Inside, BatchNorm in training normalises by the batch but leaves its running statistics and counters alone."""
     tracking = [layer for layer in batchnorms(net) if layer.track_running_stats]
     for layer in tracking:
         layer.track_running_stats = False
@@ -54,7 +54,7 @@ class _Classifier(nn.Module):
         nn.init.zeros_(self.logits.bias)
         self.has_batchnorm = bool(batchnorms(self.backbone))
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor | Stemmed) -> Tensor:
         """(B, C, H, W) → (B, d)."""
         z = self.backbone(x)
         return z if self.dense is None else self.dense(z)  # type: ignore[no-any-return]
@@ -66,16 +66,23 @@ class DoubleChannelModel(_Classifier):
     def __init__(self, backbone: Backbone, classes: int, alpha: float, dense_dim: int | None = None) -> None:
         super().__init__(backbone, classes, dense_dim, channels=2)
         self.alpha = alpha
+        self._stem = [backbone.stem] if backbone.stem else []  # in a list, so that it is not registered twice
 
     def forward(self, x: Tensor, offset: Tensor) -> Tensor:
         """(B, C, H, W), (C, H, W) → logits (B, classes)."""
-        left, right = blend(x, offset, self.alpha)
+        if self._stem:
+            left, right = self._stem[0].blend(x, offset, self.alpha)
+        else:
+            left, right = blend(x, offset, self.alpha)
         if self.training and self.has_batchnorm:
             # Two passes: each channel is normalised by its own statistics, and both move the running ones.
-            z = torch.cat([self.features(left), self.features(right)], dim=1)
+            z = torch.cat([self._channel(left), self._channel(right)], dim=1)
         else:
-            z = torch.cat(self.features(torch.cat([left, right])).chunk(2), dim=1)
+            z = torch.cat(self._channel(torch.cat([left, right])).chunk(2), dim=1)
         return self.logits(z)  # type: ignore[no-any-return]
+
+    def _channel(self, x: Tensor) -> Tensor:
+        return self.features(Stemmed(x) if self._stem else x)
 
 
 class SingleChannelModel(_Classifier):

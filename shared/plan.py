@@ -56,7 +56,9 @@ class ModelPlan(Frozen):
     """The network, the same for every method."""
 
     backbone: str = Field("lenet", max_length=200, description="Built in, or 'package.module:function'.")
-    activation: Literal["none", "relu"] = Field("relu", description="LeNet only; the authors' code, and so the paper preset, has none.")
+    activation: Literal["none", "relu"] = Field(
+        "relu", description="LeNet only; the authors' code, and so the paper preset, has none."
+    )
     dense_dim: int | None = Field(None, ge=1, le=65536, description="Width of the dense layer before the logits.")
     weights: Literal["random", "imagenet", "file"] = Field(
         "random", description="Initial weights: seeded, torchvision's ImageNet ones, or a file given at creation."
@@ -145,9 +147,9 @@ class FederationPlan(Frozen):
                 f"model.backbone: {self.model.backbone} needs images of at least {minimum}×{minimum}, "
                 f"image.height × image.width is {self.image.height}×{self.image.width}"
             )
-        if isinstance(self.method, DistransOptions):
-            if self.method.offset_init == "imagenet" and self.image.channels != 3:
-                raise ValueError("method.offset_init: ImageNet's statistics are for 3 channels; use 'uniform'")
+        imagenet_offset = isinstance(self.method, DistransOptions) and self.method.offset_init == "imagenet"
+        if imagenet_offset and self.image.channels != 3:
+            raise ValueError("method.offset_init: ImageNet's statistics are for 3 channels; use 'uniform'")
         return self
 
 

@@ -1,11 +1,11 @@
 """The errors a person or a peer can cause, each with a stable code, a sentence and, where one exists, the next step.
 
-    DistransError
-    ├── PlanError       a plan that cannot be carried out
-    ├── BackboneError   a network that cannot take these images, or cannot be found
-    ├── WeightsError    initial weights that do not fit the network
-    ├── WireError       bytes that are not the tensors they should be
-    └── SplitError      data that cannot be shared out as asked
+DistransError
+├── PlanError       a plan that cannot be carried out
+├── BackboneError   a network that cannot take these images, or cannot be found
+├── WeightsError    initial weights that do not fit the network
+├── WireError       bytes that are not the tensors they should be
+└── SplitError      data that cannot be shared out as asked
 """
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -35,7 +35,7 @@ def select_device(wanted: str = "auto") -> torch.device:
 class Runtime:
     """One program's way to compute; everything but the device is off by default."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False

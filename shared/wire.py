@@ -179,7 +179,9 @@ class Checker:
         try:
             header = json.loads(text.decode(), object_pairs_hook=_refuse_repeats)
         except (ValueError, RecursionError) as error:
-            raise WireError("The header is not JSON with each key once.", next_step="Send a safetensors body.") from error
+            raise WireError(
+                "The header is not JSON with each key once.", next_step="Send a safetensors body."
+            ) from error
         if not isinstance(header, dict) or text[:1] != b"{":
             raise WireError("The header is not a JSON object.", next_step="Send a safetensors body.")
         self.metadata = _checked_metadata(header.pop("__metadata__", {}))

@@ -65,7 +65,9 @@ class ServerHalf(ABC):
         """θ⁰ and whatever else the method starts from; `pretrained` weights take the random ones' place."""
 
     @abstractmethod
-    def personal(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts) -> Tensors:
+    def personal(
+        self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
+    ) -> Tensors:
         """The personal tensors to send to a client: a pure function of its arguments."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from shared.generator import GeneratorTrainer
 from shared.heterogeneity import class_embeddings, distributional_heterogeneity
@@ -56,6 +57,7 @@ class DistransServer(ServerHalf):
         super().__init__(plan)
         self.options = _options(plan)
 
+    @override
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
         """The offset aggregation in force, which `auto` takes from the DH of the clients enrolled now."""
         wanted = self.options.offset_aggregation
@@ -66,15 +68,19 @@ class DistransServer(ServerHalf):
             wanted = "network" if dh < self.options.dh_threshold else "none"
         return {_AGGREGATION: wanted}
 
+    @override
     def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
         model = build_double(self.plan, self.options.alpha)
         if pretrained is not None:
             fit_weights(model, pretrained)
         return ServerState(shared=detached_state(model))
 
-    def personal(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts) -> Tensors:
+    @override
+    def personal(
+        self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
+    ) -> Tensors:
         """`initial_offset` where the client's own takes over after the first round, else `offset`, to be used as is."""
-        start = self._start(state, client, roster)
+        start = self._start(client, roster)
         aggregation = facts[_AGGREGATION]
         if aggregation == "mean" and _MEAN_OFFSET in state.private:
             return {"offset": state.private[_MEAN_OFFSET]}
@@ -83,6 +89,7 @@ class DistransServer(ServerHalf):
             return {"offset": self._generator(state).emit(_embedding(client, roster), last)}
         return {"initial_offset": start}
 
+    @override
     def update_spec(self, facts: Facts) -> Spec:
         with torch.device("meta"):
             spec = Spec.of(build_double(self.plan, self.options.alpha).state_dict()).prefixed(SHARED)
@@ -90,6 +97,7 @@ class DistransServer(ServerHalf):
             return spec
         return spec | Spec({f"{PERSONAL}offset": Entry(self.plan.image.shape, torch.float32)})
 
+    @override
     def finish(
         self,
         state: ServerState,
@@ -117,15 +125,13 @@ class DistransServer(ServerHalf):
     def _generator(self, state: ServerState) -> GeneratorTrainer:
         trainer = GeneratorTrainer(self.plan, self.options.generator)
         stored = {
-            name.removeprefix(_GENERATOR): value
-            for name, value in state.private.items()
-            if name.startswith(_GENERATOR)
+            name.removeprefix(_GENERATOR): value for name, value in state.private.items() if name.startswith(_GENERATOR)
         }
         if stored:
             trainer.restore(stored)
         return trainer
 
-    def _start(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
+    def _start(self, client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
         start = initial_offset(self.plan, self.options, client.id)
         if self.options.offset_init != "generator":
             return start
@@ -146,6 +152,7 @@ class DistransClient(ClientHalf):
         super().__init__(plan)
         self.options = _options(plan)
 
+    @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime = workplace.runtime
         net = runtime.prepare(load_shared(build_double(self.plan, self.options.alpha), task.shared)).train()
@@ -159,6 +166,7 @@ class DistransClient(ClientHalf):
         uploaded = {} if task.facts[_AGGREGATION] == "none" else {"offset": trained}
         return Update(detached_state(net), uploaded, report), {"offset": trained, "initial_offset": first}
 
+    @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
         net = load_shared(build_double(self.plan, self.options.alpha), task.shared)
         return ModulePredictor(net, runtime, current_offset(task, private))
@@ -190,10 +198,9 @@ class OffsetStepper:
             return self._step_model(x, y, self._offset.detach())
         scale = self._model.loss_scale
         if self._options.update_rule == "joint":
-            self._offset.grad = None
+            self._offset.grad = torch.zeros_like(self._offset)
             result = self._step_model(x, y, self._offset)
-            if self._offset.grad is not None:
-                self._step_offset(self._offset.grad, scale, len(y))
+            self._step_offset(self._offset.grad, scale, len(y))
             return result
         with frozen_statistics(self._net):
             _, loss = self._loss(x, y, self._offset)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from shared.initial_weights import fit_weights
 from shared.methods.base import (
@@ -29,19 +30,25 @@ from shared.wire import Spec
 class FedAvgServer(ServerHalf):
     """θ ← mean of θ_i."""
 
+    @override
     def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
         model = build_single(self.plan)
         if pretrained is not None:
             fit_weights(model, pretrained)
         return ServerState(shared=detached_state(model))
 
-    def personal(self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts) -> Tensors:
+    @override
+    def personal(
+        self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
+    ) -> Tensors:
         return {}
 
+    @override
     def update_spec(self, facts: Facts) -> Spec:
         with torch.device("meta"):
             return Spec.of(build_single(self.plan).state_dict()).prefixed(SHARED)
 
+    @override
     def finish(
         self,
         state: ServerState,
@@ -56,6 +63,7 @@ class FedAvgServer(ServerHalf):
 class FedAvgClient(ClientHalf):
     """Plain local SGD from the global model; predicts with the global model."""
 
+    @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime = workplace.runtime
         net = runtime.prepare(load_shared(build_single(self.plan), task.shared)).train()
@@ -71,5 +79,6 @@ class FedAvgClient(ClientHalf):
         report = run_local_epochs(self.plan, task, net, workplace, step)
         return Update(detached_state(net), {}, report), private
 
+    @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
         return ModulePredictor(load_shared(build_single(self.plan), task.shared), runtime)

@@ -52,7 +52,9 @@ class ModelStepper:
         self._scaler.update()
 
 
-def run_local_epochs(plan: FederationPlan, task: RoundTask, net: nn.Module, place: Workplace, step: Step) -> TrainingReport:
+def run_local_epochs(
+    plan: FederationPlan, task: RoundTask, net: nn.Module, place: Workplace, step: Step
+) -> TrainingReport:
     """Run the plan's epochs of `step` over the site's data and report on them.
 
     Raises TrainingInterrupted between two batches when asked to stop. A last batch of one image is left out for

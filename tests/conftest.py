@@ -1,0 +1,13 @@
+"""Fixtures for all tests."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def _seeded_torch() -> None:
+    torch.manual_seed(0)

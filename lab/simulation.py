@@ -67,7 +67,7 @@ class Simulation:
         """What the client would download now."""
         facts = self.server.facts(self.roster)
         personal = self.server.personal(self.state, client.record, self.roster, facts)
-        return RoundTask(client.record.id, self.round, self.state.shared, personal, facts)
+        return RoundTask(client.record.id, self.round + 1, self.state.shared, personal, facts)
 
     def run_round(self) -> RoundOutcome:
         """One round with every client, then an evaluation of the new model at every client."""

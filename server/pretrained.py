@@ -1,7 +1,6 @@
 """Where initial weights come from: torchvision's ImageNet checkpoints, or a file that the operator names."""
 
 from pathlib import Path
-from urllib.error import URLError
 
 import torch.hub
 import torchvision.models
@@ -38,10 +37,11 @@ def _imagenet(backbone: str) -> dict[str, Tensor]:
     weights = torchvision.models.get_model_weights(backbone).IMAGENET1K_V1  # the set that `pretrained=True` meant
     try:
         return dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
-    except (URLError, OSError, RuntimeError) as error:
+    except Exception as error:  # the network's errors, and whatever torch.load meets in a broken file
         folder = Path(torch.hub.get_dir()) / "checkpoints"
+        reason = error if isinstance(error, OSError | RuntimeError) else "the file is not one of tensors"
         raise WeightsError(
-            f"The ImageNet weights of {backbone} could not be downloaded: {error}.",
+            f"The ImageNet weights of {backbone} could not be loaded: {reason}.",
             next_step=f"Fetch {weights.url} on another machine and put it into {folder}, "
             "or use model.weights = 'random'.",
         ) from error

@@ -157,7 +157,7 @@ def _custom(name: str, image: ImagePlan) -> Backbone:
         )
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's may raise anything while it is imported
         raise BackboneError(
             f"The backbone {name!r} cannot be imported: {error}.",
             next_step="Install its package on the coordinator and at every site.",
@@ -172,9 +172,10 @@ def _custom(name: str, image: ImagePlan) -> Backbone:
         raise BackboneError(
             f"The backbone {name!r} fails on images of {image.channels}×{image.height}×{image.width}: {error}."
         ) from error
-    if features.ndim != 2 or features.shape[0] != 2:
+    if not isinstance(features, Tensor) or features.ndim != 2 or features.shape[0] != 2:
+        found = f"tensor of shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise BackboneError(
-            f"The backbone {name!r} maps 2 images to a tensor of shape {tuple(features.shape)}.",
+            f"The backbone {name!r} maps 2 images to a {found}.",
             next_step="It must return one flat feature vector per image.",
         )
     return Backbone(net, features=features.shape[1])

@@ -34,7 +34,7 @@ class OffsetGenerator(nn.Module):
         inputs = classes
         if options.inputs == "embedding+offset":
             self.encoder = nn.Sequential(
-                nn.Conv2d(channels, 32, 4, stride=2, padding=1),
+                nn.Conv2d(channels, 32, 3, stride=2, padding=1),
                 nn.ReLU(),
                 nn.AdaptiveAvgPool2d(8),
                 nn.Conv2d(32, 64, 4, stride=2, padding=1),

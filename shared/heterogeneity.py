@@ -21,7 +21,8 @@ def distributional_heterogeneity(class_counts: ArrayLike) -> float:
     if counts.size == 0:
         raise SplitError("DH needs at least one client and one class.")
     holders = (counts > 0).sum(axis=0)
-    return float(1 - holders[holders > 1].sum() / counts.size)
+    # Rounded once, so that a DH of 20% equals 0.2 and a strict threshold is strict; 1 − 0.8 would fall short of it.
+    return float((counts.size - holders[holders > 1].sum()) / counts.size)
 
 
 def class_embeddings(class_counts: ArrayLike) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ MAX_IMAGE_VALUES = 16 * 1024 * 1024
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
-ImportPath = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+ImportPath = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"model": {"activation": "none"}},
@@ -67,7 +67,7 @@ class ModelPlan(Frozen):
     @field_validator("backbone")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in BUILT_IN_BACKBONES and not re.match(ImportPath, value):
+        if value not in BUILT_IN_BACKBONES and not re.fullmatch(ImportPath, value):
             raise ValueError(f"unknown; use one of {', '.join(BUILT_IN_BACKBONES)} or 'package.module:function'")
         return value
 
@@ -97,6 +97,13 @@ class RoundsPlan(Frozen):
     sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
     quorum: float = Field(1.0, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
     deadline_s: float = Field(3600, gt=0, le=30 * 24 * 3600, description="Time for uploads, from the round's opening.")
+    upload_idle_s: float = Field(60, gt=0, le=3600, description="An upload without new bytes for so long is torn.")
+    upload_grace_s: float = Field(
+        6 * 3600, ge=0, le=30 * 24 * 3600, description="How long past the deadline arriving uploads are waited for."
+    )
+    join_deadline_s: float = Field(
+        7 * 24 * 3600, gt=0, le=365 * 24 * 3600, description="Time for min_clients to join, from the start."
+    )
     target_accuracy: float | None = Field(None, gt=0, le=1, description="End early at this pooled accuracy.")
     patience: int | None = Field(None, ge=1, description="End after this many rounds without improvement.")
 

@@ -23,7 +23,7 @@ def select_device(wanted: str = "auto") -> torch.device:
     try:
         device = torch.device(wanted)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise DistransError(
             f"The device {wanted!r} cannot be used here: {str(error).splitlines()[0]}",
             next_step="Use --device auto, or cpu.",

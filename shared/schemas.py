@@ -1,17 +1,259 @@
-"""Bodies of the REST API that both sides read and write."""
+"""Bodies of the REST API that both sides read and write. Times are seconds since 1970, UTC."""
 
-from pydantic import Field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from shared.method_options import Frozen
+from shared.plan import ClassName, FederationPlan, Name
 from shared.summation import MAX_WEIGHT
+
+ShortText = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\x20-\x7e]*$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class TrainingReport(Frozen):
     """What a client says of its local training in one round; small numbers, no data."""
 
     samples: int = Field(ge=1, le=MAX_WEIGHT, description="Training images of the client.")
-    batches: int = Field(ge=0, description="Optimisation steps taken.")
+    batches: int = Field(ge=0, le=2**53, description="Optimisation steps taken.")
     loss: float = Field(ge=0, description="Mean cross-entropy over the images trained on, as they were met.")
     accuracy: float = Field(ge=0, le=1, description="Share of them that was classified rightly, as they were met.")
     seconds: float = Field(ge=0, description="Time of the training itself.")
     offset_motion: float | None = Field(None, ge=0, description="‖t − t⁰‖ / ‖t⁰‖; none for methods without offset.")
+
+
+class Answer(BaseModel):
+    """Base of what the coordinator answers: an agent of an older version ignores fields it does not know."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457's problem+json."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "code": "no-such-federation",
+                "detail": "There is no federation 'lungs'.",
+                "next_step": "GET /v1/federations lists them.",
+                "request_id": "0d9f0c",
+            }
+        }
+    )
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str = Field(description="Stable; programs should look at this.")
+    detail: str = Field(description="A sentence for people.")
+    next_step: str | None = Field(None, description="What to do about it.")
+    errors: list[str] | None = Field(None, description="All faults of a rejected input, each with its field.")
+    request_id: str | None = None
+
+
+class JoinRequest(Frozen):
+    """A site enrols; the invite token is its bearer token."""
+
+    name: Name = Field(examples=["north-hospital"])
+    class_counts: dict[ClassName, Annotated[int, Field(ge=0, le=MAX_WEIGHT)]] = Field(
+        max_length=100_000, description="Training images per class.", examples=[{"benign": 812, "malignant": 97}]
+    )
+    agent_version: ShortText = ""
+    device: ShortText = ""
+
+
+class FederationPlanAnswer(Answer):
+    """The plan behind an invite."""
+
+    federation: str
+    plan: FederationPlan
+
+
+class JoinAnswer(Answer):
+    """The client's identity; the token is shown this once."""
+
+    client_id: str
+    token: str
+    federation: str
+    plan: FederationPlan
+
+
+class ClassCountsPatch(Frozen):
+    """New class counts of a client whose data have changed; they count from the next round on."""
+
+    class_counts: dict[ClassName, Annotated[int, Field(ge=0, le=MAX_WEIGHT)]] = Field(max_length=100_000)
+
+
+class ClientView(Answer):
+    """A client as its operator, and it itself, see it."""
+
+    id: str
+    name: str
+    state: Literal["active", "left", "revoked"]
+    federation: str
+    class_counts: dict[str, int]
+    agent_version: str
+    device: str
+    joined_at: float
+    last_seen_at: float
+
+
+class TokenAnswer(Answer):
+    """A new token, shown this once."""
+
+    client_id: str
+    token: str
+
+
+class InviteRequest(Frozen):
+    """How long the invite may wait to be used."""
+
+    expires_in_s: float = Field(7 * 24 * 3600, gt=0, le=365 * 24 * 3600)
+
+
+class InviteAnswer(Answer):
+    """A one-use invite; the token is shown this once."""
+
+    token: str
+    federation: str
+    expires_at: float
+
+
+class ModelPointer(Answer):
+    """Where a global model is, and what it must hash to."""
+
+    number: int
+    url: str
+    digest: str
+    size_bytes: int
+
+
+class RoundSummary(Answer):
+    """A round and how it stands."""
+
+    id: int
+    number: int
+    state: Literal["open", "aggregating", "done", "failed"]
+    reason: str = ""
+    waiting_for: str | None = None
+    facts: dict[str, str]
+    participants: int
+    updates: int
+    opened_at: float
+    deadline_at: float
+    closed_at: float | None
+
+
+class EvaluationView(Answer):
+    """Rates over held-out images; positives are of the client's own classes."""
+
+    samples: int
+    accuracy: float | None
+    loss: float | None
+    positive_accuracy: float | None
+    negative_accuracy: float | None
+    negatives_as_own: float | None
+    binary_accuracy: float | None
+
+
+class UpdateView(Answer):
+    """An accepted update."""
+
+    client_id: str
+    client: str
+    digest: str
+    size_bytes: int
+    received_at: float
+    report: TrainingReport
+
+
+class RoundView(RoundSummary):
+    """A round with its updates and the evaluation of the model it made."""
+
+    uploads: list[UpdateView]
+    evaluation: EvaluationView | None
+    client_evaluations: dict[str, EvaluationView]
+
+
+class FederationView(Answer):
+    """A federation and what it waits for."""
+
+    name: str
+    state: Literal["created", "running", "paused", "finished", "cancelled"]
+    reason: str
+    state_since: float
+    waiting_for: str | None
+    waiting_since: float | None
+    waiting_until: float | None
+    method: str
+    rounds_done: int
+    rounds_total: int
+    round: RoundSummary | None
+    latest_model: int
+    clients: int
+    dh: float | None
+    best_accuracy: float | None
+    best_model: int | None
+    plan: FederationPlan | None = None
+
+
+class HeterogeneityView(Answer):
+    """How the classes lie over the clients."""
+
+    dh: float | None
+    classes: list[str]
+    clients: dict[str, list[int]] = Field(description="Training images per class, by client name.")
+    embeddings: dict[str, list[float]] = Field(description="Share of each class's images, by client name.")
+
+
+class RoundTaskView(Answer):
+    """A client's part in an open round."""
+
+    id: int
+    number: int
+    facts: dict[str, str]
+    update_url: str
+    max_update_bytes: int
+
+
+class TaskAnswer(Answer):
+    """What a client should do now."""
+
+    action: Literal["train", "wait", "paused", "finished", "cancelled"]
+    reason: str = Field("", description="Why there is nothing to train, in words.")
+    round: RoundTaskView | None = None
+    model: ModelPointer | None = Field(None, description="The newest global model, to train from or to serve.")
+    personal_url: str | None = Field(None, description="This client's own tensors for that model.")
+    facts: dict[str, str] = Field(default_factory=dict, description="Facts in force for the personal tensors.")
+    deadline_s: float | None = Field(None, description="Seconds left for the upload.")
+
+
+class UpdateReceipt(Answer):
+    """The coordinator has the update; the same upload again is answered in the same way."""
+
+    round: int
+    digest: str
+    size_bytes: int
+    received_at: float
+
+
+class AuditView(Answer):
+    """One line of the audit log."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    federation: str
+    address: str
+    detail: str
+
+
+class StateRequest(Frozen):
+    """Why an operator changes a federation's state."""
+
+    reason: Annotated[str, StringConstraints(max_length=500)] = ""

@@ -43,9 +43,7 @@ class ExactSum:
             raise WireError("A tensor holds a value that is not finite or is too large to be averaged.")
         level = math.frexp(peak)[1] // BITS_PER_SLICE
         while bool(rest.any()):
-            # Adding and taking away a number this large rounds to a multiple of 2**(30*level).
-            magnet = 1.5 * 2.0 ** (BITS_PER_SLICE * level + 52)
-            part = (rest + magnet).sub_(magnet)
+            part = _round_to_grid(rest, level)
             rest.sub_(part)
             if level not in self.slices:
                 self.slices[level] = torch.zeros(self.elements, dtype=torch.float64)
@@ -53,11 +51,29 @@ class ExactSum:
             level -= 1
 
     def total(self) -> Tensor:
-        """The sum as a flat float64 tensor, a function of the set of terms alone."""
+        """The sum as a flat float64 tensor, a function of the set of terms alone, within 2 ulp of the exact sum."""
         total = torch.zeros(self.elements, dtype=torch.float64)
-        for level in sorted(self.slices):
-            total.add_(self.slices[level])
+        for start in range(0, self.elements, _BLOCK):
+            self._total_block(start, total[start : start + _BLOCK])
         return total
+
+    def _total_block(self, start: int, total: Tensor) -> None:
+        # Accumulators may overlap and cancel each other, and adding them as they are would then round away what is
+        # left. So what is too large for a level is first carried to the next one, exactly, as in a sum on paper.
+        carry = torch.zeros_like(total)
+        level, top = min(self.slices, default=0), max(self.slices, default=-1)
+        while level <= top or bool(carry.any()):
+            if level in self.slices:
+                carry += self.slices[level][start : start + len(total)]
+            digit, carry = carry, _round_to_grid(carry, level + 1)
+            total += digit.sub_(carry)
+            level += 1
+
+
+def _round_to_grid(values: Tensor, level: int) -> Tensor:
+    # Adding and taking away a number this large rounds to a multiple of 2**(30*level).
+    magnet = 1.5 * 2.0 ** (BITS_PER_SLICE * level + 52)
+    return (values + magnet).sub_(magnet)
 
 
 class RunningMean:
@@ -93,7 +109,7 @@ class RunningMean:
 
     @staticmethod
     def _add_integers(total: ExactSum, values: Tensor, weight: int) -> None:
-        if values.numel() and int(values.abs().max()) > MAX_INTEGER:
+        if values.numel() and not -MAX_INTEGER <= int(values.min()) <= int(values.max()) <= MAX_INTEGER:
             raise WireError(f"An integer buffer holds a value beyond ±{MAX_INTEGER}.")
         high = values >> _INTEGER_LOW_BITS  # two parts, so that weight × part is exact in float64
         total.add(high, float(weight) * 2**_INTEGER_LOW_BITS)

@@ -22,5 +22,6 @@ class TensorData:
     def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, in an order that follows from the seed; the last batch may be smaller."""
         order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
-        for chosen in order.split(size):
+        for start in range(0, self.samples, size):  # not order.split, which cuts an empty batch from no images
+            chosen = order[start : start + size]
             yield self.images[chosen], self.labels[chosen]

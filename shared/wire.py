@@ -177,7 +177,7 @@ class Checker:
 
     def _read_header(self, text: bytes) -> None:
         try:
-            header = json.loads(text.decode(), object_pairs_hook=_refuse_repeats)
+            header = json.loads(text.decode(), object_pairs_hook=_refuse_repeats, parse_int=_parse_int)
         except (ValueError, RecursionError) as error:
             raise WireError(
                 "The header is not JSON with each key once.", next_step="Send a safetensors body."
@@ -220,6 +220,10 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) != len(pairs):
         raise ValueError("a key stands twice")
     return unique
+
+
+def _parse_int(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)  # what the library reads it as; int would make a size of it
 
 
 def _checked_metadata(found: Any) -> dict[str, str]:
@@ -272,7 +276,10 @@ def _check_values(name: str, data: bytes | memoryview, dtype: torch.dtype) -> No
         good = bool(((np.frombuffer(data, np.uint16) & 0x7F80) != 0x7F80).all())
     elif dtype.is_floating_point:
         numbers = np.frombuffer(data, {8: np.float64, 4: np.float32, 2: np.float16}[dtype.itemsize])
-        good = bool((np.abs(numbers) < MAX_ABSOLUTE / MAX_WEIGHT).all())  # false for NaN too
+        if dtype == torch.float64:
+            good = bool((np.abs(numbers) < MAX_ABSOLUTE / MAX_WEIGHT).all())  # false for NaN too
+        else:
+            good = bool(np.isfinite(numbers).all())  # the largest of them is far below the limit
     elif dtype == torch.bool:
         good = bool((np.frombuffer(data, np.uint8) <= 1).all())
     elif dtype == torch.int64:

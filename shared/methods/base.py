@@ -117,7 +117,7 @@ class BatchProgress:
     accuracy: float
 
 
-class TrainingInterrupted(Exception):  # noqa: N818 - a request to stop, not an error
+class TrainingInterrupted(Exception):
     """Local training was asked to stop; nothing has changed."""
 
 

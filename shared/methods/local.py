@@ -61,12 +61,17 @@ def run_local_epochs(
     networks with BatchNorm, which cannot normalise it.
     """
     size, epochs = plan.training.batch_size, plan.training.epochs
-    per_epoch = math.ceil(place.data.samples / size)
     shortest = 2 if batchnorms(net) else 1
+    per_epoch = place.data.samples // size + (place.data.samples % size >= shortest)
     if place.data.samples < shortest:
         raise DistransError(
             f"This site has {place.data.samples} training images; {plan.model.backbone} needs at least {shortest}.",
             next_step="Check the data folder.",
+        )
+    if size < shortest:
+        raise DistransError(
+            f"{plan.model.backbone} has BatchNorm, which cannot normalise batches of one image.",
+            next_step="The operator should raise training.batch_size in the plan.",
         )
     device = place.runtime.device
     totals = torch.zeros(2, dtype=torch.float64, device="cpu" if device.type == "mps" else device)

@@ -1,0 +1,140 @@
+"""The state machine of federations and rounds: snapshots in, decisions out.
+
+federation:  created ─start→ running ⇄ paused          running, paused ─cancel→ cancelled
+                             running → finished
+round:       open → aggregating → done                  open → failed
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.plan import RoundsPlan
+
+FederationState = Literal["created", "running", "paused", "finished", "cancelled"]
+RoundState = Literal["open", "aggregating", "done", "failed"]
+ENDED: tuple[FederationState, ...] = ("finished", "cancelled")
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One client's part in a round."""
+
+    name: str
+    active: bool  # False once it has left or was revoked
+    uploaded: bool
+    last_byte_at: float | None = None  # of an upload under way
+
+
+@dataclass(frozen=True)
+class RoundSnapshot:
+    """An open round as it stands now."""
+
+    number: int
+    opened_at: float
+    deadline_at: float
+    participants: tuple[Participant, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing to do yet: what for, since when, until when."""
+
+    what: str
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """All that will come has come."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The round cannot be completed."""
+
+    reason: str
+
+
+def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting | Aggregate | Fail:
+    """What to do with an open round.
+
+    Clients that left without an upload no longer count. At the deadline a quorum of the participants is enough; an
+    upload whose bytes still arrive is waited for, within `upload_grace_s`.
+    """
+    uploaded = [client for client in round_.participants if client.uploaded]
+    missing = [client for client in round_.participants if client.active and not client.uploaded]
+    if not missing:
+        return Aggregate() if uploaded else Fail("every participant left before it uploaded anything")
+    total = len(uploaded) + len(missing)
+    if now < round_.deadline_at:
+        names = ", ".join(client.name for client in missing[:5]) + (" …" if len(missing) > 5 else "")
+        return Waiting(f"{len(missing)} of {total} clients: {names}", round_.opened_at, round_.deadline_at)
+    arriving = [client for client in missing if _still_arriving(client, rules, now)]
+    grace_ends = round_.deadline_at + rules.upload_grace_s
+    if arriving and now < grace_ends:
+        names = ", ".join(client.name for client in arriving[:5])
+        return Waiting(f"uploads under way past the deadline: {names}", round_.opened_at, grace_ends)
+    needed = math.ceil(total * rules.quorum - 1e-9)
+    if len(uploaded) >= max(needed, 1):
+        return Aggregate()
+    late = ", ".join(client.name for client in missing[:5]) + (" …" if len(missing) > 5 else "")
+    return Fail(
+        f"only {len(uploaded)} of {total} updates came before the deadline, {needed} are needed; missing: {late}"
+    )
+
+
+def _still_arriving(client: Participant, rules: RoundsPlan, now: float) -> bool:
+    return client.last_byte_at is not None and now - client.last_byte_at < rules.upload_idle_s
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """It is time for the next round."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The federation has ended."""
+
+    reason: str
+
+
+def judge_federation(
+    rules: RoundsPlan,
+    *,
+    completed_rounds: int,
+    active_clients: int,
+    waiting_since: float,
+    latest_accuracy: float | None,
+    stale_rounds: int,
+    now: float,
+) -> OpenRound | Finish | Waiting | Fail:
+    """What to do with a running federation that has no round under way; Fail means: pause it with that reason."""
+    if completed_rounds >= rules.count:
+        return Finish(f"all {rules.count} rounds are done")
+    if rules.target_accuracy is not None and latest_accuracy is not None and latest_accuracy >= rules.target_accuracy:
+        return Finish(f"the pooled accuracy {latest_accuracy:.4f} reached the target {rules.target_accuracy}")
+    if rules.patience is not None and stale_rounds >= rules.patience:
+        return Finish(f"the accuracy has not improved for {stale_rounds} rounds")
+    if active_clients >= rules.min_clients:
+        return OpenRound()
+    until = waiting_since + rules.join_deadline_s
+    if now >= until:
+        return Fail(f"only {active_clients} of {rules.min_clients} clients had joined when the time to join was over")
+    return Waiting(f"clients to join: {active_clients} of at least {rules.min_clients}", waiting_since, until)
+
+
+def describe(waiting: Waiting, now: float) -> str:
+    """`waiting for 2 of 5 clients: north, south; deadline in 8 min`."""
+    words = f"waiting for {waiting.what}"
+    return words if waiting.until is None else f"{words}; deadline in {_duration(max(0.0, waiting.until - now))}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{math.ceil(seconds)} s"
+    if seconds < 2 * 3600:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds / 3600)} h" if seconds < 48 * 3600 else f"{math.ceil(seconds / 86400)} days"

@@ -1,0 +1,93 @@
+"""What every use case needs: the database, the clock, and a way to wake who waits."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sqlalchemy.orm import Session
+
+from server.store.session import Database
+from server.store.tables import AuditEntry, Client, Federation
+from shared.methods import server_half
+from shared.methods.base import ClientRecord, Facts, ServerHalf
+from shared.plan import FederationPlan
+from shared.wire import Spec
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who asks, and from where; goes into the audit log."""
+
+    name: str
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One process of the coordinator."""
+
+    db: Database
+    clock: Callable[[], float] = time.time
+    process_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    work: threading.Event = field(default_factory=threading.Event)  # set when the background worker should look
+
+    def touch(self, federation: Federation) -> None:
+        """Long polls of this federation, on every replica, should look again; so should the background worker."""
+        federation.version += 1
+        self.work.set()
+
+
+def record(session: Session, ctx: Context, actor: Actor, action: str, federation: str = "", **detail: object) -> None:
+    """Add a line to the audit log, in the caller's transaction."""
+    session.add(
+        AuditEntry(
+            at=ctx.clock(),
+            actor=actor.name,
+            action=action,
+            federation=federation,
+            address=actor.address,
+            detail=json.dumps(detail, sort_keys=True) if detail else "",
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def plan_of(plan_json: str) -> FederationPlan:
+    """A stored plan; plans never change."""
+    return FederationPlan.model_validate_json(plan_json)
+
+
+@lru_cache(maxsize=64)
+def half_of(plan_json: str) -> ServerHalf:
+    """The server half of a stored plan's method; halves hold no state."""
+    return server_half(plan_of(plan_json))
+
+
+@lru_cache(maxsize=64)
+def update_spec(plan_json: str, facts_json: str) -> Spec:
+    """What an update of a round with these facts must look like."""
+    return half_of(plan_json).update_spec(facts_of(facts_json))
+
+
+def facts_of(facts_json: str) -> Facts:
+    """The facts of a round as they are stored."""
+    return dict(json.loads(facts_json))
+
+
+def client_record(client: Client) -> ClientRecord:
+    """What a method may know of a client. Its name is its id there: a rerun with the same names gives the same bits."""
+    return ClientRecord(client.name, tuple(json.loads(client.class_counts)))
+
+
+def dump_roster(roster: list[ClientRecord]) -> str:
+    """A roster as it is stored with its round."""
+    return json.dumps([[client.id, list(client.class_counts)] for client in roster], separators=(",", ":"))
+
+
+def load_roster(text: str) -> list[ClientRecord]:
+    """A stored roster."""
+    return [ClientRecord(client_id, tuple(counts)) for client_id, counts in json.loads(text)]

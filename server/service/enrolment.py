@@ -1,0 +1,241 @@
+"""Who may speak: invites, joining, client tokens, and what a client may change about itself."""
+
+import json
+import uuid
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from server.core.errors import Conflict, InvalidInput, NotAllowed, NotAuthenticated, NotFound
+from server.core.rounds import ENDED
+from server.service import tokens
+from server.service.context import Actor, Context, plan_of, record
+from server.service.federations import load
+from server.service.progress import advance
+from server.store.session import LOCK
+from server.store.tables import Client, Federation, Invite
+from shared.schemas import ClientView, FederationPlanAnswer, InviteAnswer, JoinAnswer, JoinRequest, TokenAnswer
+
+
+@dataclass(frozen=True)
+class Identity:
+    """An authenticated client."""
+
+    client_id: str
+    name: str
+    federation_id: int
+    federation: str
+
+
+def invite(ctx: Context, actor: Actor, federation_name: str, expires_in_s: float) -> InviteAnswer:
+    """A one-use invite."""
+    now, invite_id = ctx.clock(), uuid.uuid4().hex
+    token = tokens.new_token("invite", invite_id)
+    with ctx.db.write() as session:
+        federation = load(session, federation_name)
+        if federation.state in ENDED:
+            raise Conflict("federation-ended", f"Federation {federation_name!r} is {federation.state}.")
+        session.add(
+            Invite(
+                id=invite_id,
+                federation_id=federation.id,
+                token_hash=token.hash,
+                created_at=now,
+                expires_at=now + expires_in_s,
+            )
+        )
+        record(session, ctx, actor, "invite.create", federation_name, invite=invite_id)
+    return InviteAnswer(token=token.text, federation=federation_name, expires_at=now + expires_in_s)
+
+
+def check_invite(session: Session, ctx: Context, text: str) -> Invite:
+    """The invite of a token that can be used now, with its row locked."""
+    parts = tokens.split_token("invite", text)
+    found = session.get(Invite, parts[0], with_for_update=LOCK) if parts else None
+    if found is None or parts is None or not tokens.matches(parts[1], found.token_hash):
+        raise NotAuthenticated(
+            "invalid-invite", "The invite is not valid.", next_step="Ask the operator for a new one."
+        )
+    if found.used_at is not None:
+        raise NotAllowed(
+            "invite-used", "The invite has been used already.", next_step="Ask the operator for a new one."
+        )
+    if found.expires_at <= ctx.clock():
+        raise NotAllowed("invite-expired", "The invite has expired.", next_step="Ask the operator for a new one.")
+    return found
+
+
+def preview(ctx: Context, invite_token: str) -> FederationPlanAnswer:
+    """The plan behind an invite, so that a site can check its data before it enrols; uses nothing up."""
+    with ctx.db.read() as session:
+        found = check_invite(session, ctx, invite_token)
+        federation = session.get_one(Federation, found.federation_id)
+        return FederationPlanAnswer(federation=federation.name, plan=plan_of(federation.plan))
+
+
+def join(ctx: Context, invite_token: str, request: JoinRequest, address: str = "") -> JoinAnswer:
+    """Enrol a site and use the invite up."""
+    now, client_id = ctx.clock(), uuid.uuid4().hex
+    token = tokens.new_token("client", client_id)
+    try:
+        with ctx.db.write() as session:
+            found = check_invite(session, ctx, invite_token)
+            federation = session.get_one(Federation, found.federation_id)
+            if federation.state in ENDED:
+                raise Conflict("federation-ended", f"Federation {federation.name!r} is {federation.state}.")
+            session.add(
+                Client(
+                    id=client_id,
+                    federation_id=federation.id,
+                    name=request.name,
+                    token_hash=token.hash,
+                    class_counts=_ordered_counts(federation, request.class_counts),
+                    agent_version=request.agent_version,
+                    device=request.device,
+                    state="active",
+                    joined_at=now,
+                    last_seen_at=now,
+                )
+            )
+            session.flush()
+            found.used_at, found.used_by = now, client_id
+            record(session, ctx, Actor(f"client:{request.name}", address), "client.join", federation.name, id=client_id)
+            ctx.touch(federation)
+            advance(session, ctx, federation)
+            return JoinAnswer(
+                client_id=client_id, token=token.text, federation=federation.name, plan=plan_of(federation.plan)
+            )
+    except IntegrityError as error:
+        raise Conflict(
+            "client-name-taken",
+            f"An active client is called {request.name!r} already.",
+            next_step="Choose another --name, or have the operator revoke the old one.",
+        ) from error
+
+
+def _ordered_counts(federation: Federation, counts: dict[str, int]) -> str:
+    classes = plan_of(federation.plan).classes
+    unknown = sorted(set(counts) - set(classes))
+    if unknown:
+        raise InvalidInput(
+            "unknown-class",
+            f"The plan has no class {', '.join(map(repr, unknown[:5]))}.",
+            next_step=f"Its classes are {', '.join(classes[:20])}{' …' if len(classes) > 20 else ''}.",
+        )
+    ordered = [counts.get(name, 0) for name in classes]
+    if not sum(ordered):
+        raise InvalidInput("no-data", "A client needs at least one training image.")
+    return json.dumps(ordered, separators=(",", ":"))
+
+
+def authenticate(ctx: Context, text: str) -> Identity:
+    """The client behind a token; a revoked one is told so."""
+    parts = tokens.split_token("client", text)
+    if parts is not None:
+        with ctx.db.read() as session:
+            query = select(Client, Federation.name).join(Federation).where(Client.id == parts[0])
+            row = session.execute(query).first()
+        if row is not None and tokens.matches(parts[1], row[0].token_hash):
+            client, federation_name = row
+            if client.state != "active":
+                raise NotAllowed(
+                    f"client-{client.state}",
+                    "This client was revoked by the operator."
+                    if client.state == "revoked"
+                    else "This client has left.",
+                    next_step="Join again with a new invite.",
+                )
+            return Identity(client.id, client.name, client.federation_id, federation_name)
+    raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+
+
+def client_view(session: Session, client: Client) -> ClientView:
+    """A client with its class counts by name."""
+    federation = session.get_one(Federation, client.federation_id)
+    counts = dict(zip(plan_of(federation.plan).classes, json.loads(client.class_counts), strict=True))
+    return ClientView(
+        id=client.id,
+        name=client.name,
+        state=client.state,
+        federation=federation.name,
+        class_counts=counts,
+        agent_version=client.agent_version,
+        device=client.device,
+        joined_at=client.joined_at,
+        last_seen_at=client.last_seen_at,
+    )
+
+
+def me(ctx: Context, identity: Identity) -> ClientView:
+    """The client's own record."""
+    with ctx.db.read() as session:
+        return client_view(session, session.get_one(Client, identity.client_id))
+
+
+def update_counts(ctx: Context, identity: Identity, actor: Actor, counts: dict[str, int]) -> ClientView:
+    """New class counts; they take effect when the next round opens."""
+    with ctx.db.write() as session:
+        client = session.get_one(Client, identity.client_id, with_for_update=LOCK)
+        federation = session.get_one(Federation, client.federation_id)
+        client.class_counts = _ordered_counts(federation, counts)
+        record(session, ctx, actor, "client.update", federation.name)
+        return client_view(session, client)
+
+
+def clients_of(ctx: Context, federation_name: str, only_client: str | None = None) -> list[ClientView]:
+    """The clients of a federation, or the one that asks."""
+    with ctx.db.read() as session:
+        federation = load(session, federation_name)
+        query = select(Client).where(Client.federation_id == federation.id).order_by(Client.name, Client.joined_at)
+        if only_client is not None:
+            query = query.where(Client.id == only_client)
+        return [client_view(session, client) for client in session.execute(query).scalars()]
+
+
+def leave(ctx: Context, identity: Identity, actor: Actor) -> None:
+    """The client goes; what it has uploaded still counts, what it has not is no longer waited for."""
+    _end(ctx, actor, identity.client_id, "left", "client.leave")
+
+
+def revoke(ctx: Context, actor: Actor, federation_name: str, client: str) -> None:
+    """End a client's access, by its name or id; does nothing when that has happened already."""
+    _end(ctx, actor, _find(ctx, federation_name, client), "revoked", "client.revoke")
+
+
+def rotate(ctx: Context, actor: Actor, federation_name: str, client: str) -> TokenAnswer:
+    """A new token for a client; the old one is worthless at once."""
+    client_id = _find(ctx, federation_name, client)
+    token = tokens.new_token("client", client_id)
+    with ctx.db.write() as session:
+        row = session.get_one(Client, client_id, with_for_update=LOCK)
+        if row.state != "active":
+            raise Conflict("client-not-active", f"Client {row.name!r} is {row.state}.")
+        row.token_hash = token.hash
+        record(session, ctx, actor, "client.rotate", federation_name, client=row.name)
+    return TokenAnswer(client_id=client_id, token=token.text)
+
+
+def _find(ctx: Context, federation_name: str, client: str) -> str:
+    with ctx.db.read() as session:
+        federation = load(session, federation_name)
+        query = select(Client).where(Client.federation_id == federation.id)
+        rows = session.execute(query.where((Client.id == client) | (Client.name == client))).scalars().all()
+    if not rows:
+        raise NotFound("no-such-client", f"Federation {federation_name!r} has no client {client!r}.")
+    return min(rows, key=lambda row: (row.state != "active", -row.joined_at)).id
+
+
+def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) -> None:
+    with ctx.db.write() as session:
+        federation_id = session.get_one(Client, client_id).federation_id
+        federation = session.get_one(Federation, federation_id, with_for_update=LOCK)  # first, as everywhere
+        client = session.get_one(Client, client_id, with_for_update=LOCK, populate_existing=True)
+        if client.state != "active":
+            return
+        client.state = state
+        record(session, ctx, actor, action, federation.name, client=client.name)
+        ctx.touch(federation)
+        session.flush()
+        advance(session, ctx, federation)

@@ -1,0 +1,202 @@
+"""Federations: create, look, start, pause, resume, cancel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from server.core.errors import Conflict, NotFound
+from server.core.rounds import Waiting, describe
+from server.pretrained import load_pretrained
+from server.service.context import Actor, Context, client_record, facts_of, half_of, plan_of, record
+from server.service.progress import active_clients, advance, round_under_way, snapshot, waiting_for
+from server.store import blobs
+from server.store.tables import Client, Federation, Model, Round, Update
+from shared.heterogeneity import distributional_heterogeneity
+from shared.plan import FederationPlan
+from shared.schemas import FederationView, RoundSummary
+from shared.wire import encode
+
+
+def create(ctx: Context, actor: Actor, plan: FederationPlan, weights: Path | None = None) -> None:
+    """A new federation in state `created`, with its θ⁰."""
+    with ctx.db.read() as session:
+        _refuse_taken_name(session, plan.name)
+    plan_json = plan.model_dump_json()
+    state = half_of(plan_json).initial_state(load_pretrained(plan, weights))
+    now = ctx.clock()
+    model_id = blobs.store(ctx.db, encode(state.shared, {"plan": plan_json, "model": "0"}), now)
+    private_id = blobs.store(ctx.db, encode(state.private), now) if state.private else None
+    try:
+        with ctx.db.write() as session:
+            federation = Federation(
+                name=plan.name, plan=plan_json, state="created", created_at=now, state_since=now, version=0
+            )
+            session.add(federation)
+            session.flush()
+            session.add(
+                Model(
+                    federation_id=federation.id, number=0, blob_id=model_id, private_blob_id=private_id, created_at=now
+                )
+            )
+            record(session, ctx, actor, "federation.create", plan.name)
+    except IntegrityError as error:
+        raise _taken(plan.name) from error
+
+
+def _refuse_taken_name(session: Session, name: str) -> None:
+    if session.execute(select(Federation.id).where(Federation.name == name)).first():
+        raise _taken(name)
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict("name-taken", f"There is a federation {name!r} already.", next_step="Choose another name.")
+
+
+def load(session: Session, name: str, *, lock: bool = False) -> Federation:
+    """The federation of this name; `lock` holds its row until the transaction ends."""
+    query = select(Federation).where(Federation.name == name)
+    federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
+    if federation is None:
+        raise NotFound(
+            "no-such-federation", f"There is no federation {name!r}.", next_step="GET /v1/federations lists them."
+        )
+    return federation
+
+
+def start(ctx: Context, actor: Actor, name: str) -> None:
+    """Begin; does nothing when it is running already."""
+    _change(ctx, actor, name, "start", {"created": "running"}, unchanged=("running",))
+
+
+def pause(ctx: Context, actor: Actor, name: str, reason: str = "paused by the operator") -> None:
+    """No new round opens and no deadline passes until it is resumed; uploads of the open round are still taken."""
+    _change(ctx, actor, name, "pause", {"running": "paused"}, unchanged=("paused",), reason=reason)
+
+
+def resume(ctx: Context, actor: Actor, name: str) -> None:
+    """Go on; the open round's deadline moves by the length of the pause."""
+    _change(ctx, actor, name, "resume", {"paused": "running"}, unchanged=("running",))
+
+
+def cancel(ctx: Context, actor: Actor, name: str) -> None:
+    """End it for good; the open round fails, the models stay."""
+    open_states = {"created": "cancelled", "running": "cancelled", "paused": "cancelled"}
+    _change(ctx, actor, name, "cancel", open_states, unchanged=("cancelled",), reason="cancelled by the operator")
+
+
+def _change(
+    ctx: Context,
+    actor: Actor,
+    name: str,
+    action: str,
+    moves: dict[str, str],
+    unchanged: tuple[str, ...],
+    reason: str = "",
+) -> None:
+    now = ctx.clock()
+    with ctx.db.write() as session:
+        federation = load(session, name, lock=True)
+        if federation.state in unchanged:
+            return
+        if federation.state not in moves:
+            raise Conflict(
+                "wrong-state",
+                f"Federation {name!r} is {federation.state}: it cannot {action} now.",
+                next_step=f"{action.capitalize()} is possible when it is {' or '.join(moves)}.",
+            )
+        open_round = round_under_way(session, federation)
+        if action == "resume" and open_round is not None:
+            open_round.deadline_at += now - federation.state_since
+        if action == "cancel" and open_round is not None:
+            open_round.state, open_round.reason, open_round.closed_at = "failed", reason, now
+        federation.state, federation.reason, federation.state_since = moves[federation.state], reason, now
+        ctx.touch(federation)
+        record(session, ctx, actor, f"federation.{action}", name)
+        if federation.state == "running":
+            advance(session, ctx, federation)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a federation and how much their data differ."""
+
+    clients: Sequence[Client]
+    dh: float | None
+
+
+def roster(session: Session, federation: Federation) -> Roster:
+    """The active clients in the order of their names."""
+    clients = active_clients(session, federation)
+    counts = [client_record(client).class_counts for client in clients]
+    return Roster(clients, distributional_heterogeneity(counts) if counts else None)
+
+
+def view(session: Session, ctx: Context, federation: Federation, *, with_plan: bool = True) -> FederationView:
+    """A federation as the API and the command line show it."""
+    now = ctx.clock()
+    plan, members = plan_of(federation.plan), roster(session, federation)
+    under_way = round_under_way(session, federation)
+    waiting = waiting_for(session, ctx, federation)
+    latest = session.execute(select(func.max(Model.number)).where(Model.federation_id == federation.id)).scalar_one()
+    return FederationView(
+        name=federation.name,
+        state=federation.state,
+        reason=federation.reason,
+        state_since=federation.state_since,
+        waiting_for=describe(waiting, now) if isinstance(waiting, Waiting) else None,
+        waiting_since=waiting.since if isinstance(waiting, Waiting) else None,
+        waiting_until=waiting.until if isinstance(waiting, Waiting) else None,
+        method=plan.method.name,
+        rounds_done=federation.completed_rounds,
+        rounds_total=plan.rounds.count,
+        round=summarise(session, ctx, under_way) if under_way else None,
+        latest_model=latest,
+        clients=len(members.clients),
+        dh=members.dh,
+        best_accuracy=federation.best_accuracy,
+        best_model=federation.best_model,
+        plan=plan if with_plan else None,
+    )
+
+
+def summarise(session: Session, ctx: Context, round_: Round) -> RoundSummary:
+    """A round as the API shows it."""
+    view_ = snapshot(session, round_)
+    waiting = None
+    if round_.state in ("open", "aggregating"):
+        federation = session.get_one(Federation, round_.federation_id)
+        found = waiting_for(session, ctx, federation)
+        waiting = describe(found, ctx.clock()) if isinstance(found, Waiting) else None
+    updates = session.execute(select(func.count()).where(Update.round_id == round_.id)).scalar_one()
+    return RoundSummary(
+        id=round_.id,
+        number=round_.number,
+        state=round_.state,
+        reason=round_.reason,
+        waiting_for=waiting,
+        facts=facts_of(round_.facts),
+        participants=len(view_.participants),
+        updates=updates,
+        opened_at=round_.opened_at,
+        deadline_at=round_.deadline_at,
+        closed_at=round_.closed_at,
+    )
+
+
+def list_all(ctx: Context, only: int | None = None) -> list[FederationView]:
+    """All federations, or the one that a client belongs to, without their plans."""
+    with ctx.db.read() as session:
+        query = select(Federation).order_by(Federation.name)
+        if only is not None:
+            query = query.where(Federation.id == only)
+        return [view(session, ctx, row, with_plan=False) for row in session.execute(query).scalars()]
+
+
+def show(ctx: Context, name: str) -> FederationView:
+    """One federation with its plan."""
+    with ctx.db.read() as session:
+        return view(session, ctx, load(session, name))

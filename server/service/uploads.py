@@ -1,0 +1,323 @@
+"""Uploads: whole (PUT) or in resumable parts (HEAD, PATCH); checked as they stream in, accepted exactly once."""
+
+import hashlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
+from server.service.context import Context, update_spec
+from server.service.enrolment import Identity
+from server.service.progress import advance
+from server.service.tasks import round_of
+from server.store import blobs
+from server.store.session import LOCK
+from server.store.tables import Blob, Federation, Round, Transfer, Update
+from shared.problems import WireError
+from shared.schemas import TrainingReport, UpdateReceipt
+from shared.wire import Checker, Spec
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class UploadStatus:
+    """How much of a resumable upload is stored."""
+
+    offset_bytes: int
+    length_bytes: int | None
+    complete: bool
+
+
+class OffsetMismatch(Conflict):
+    """A part that does not go on where the stored bytes end."""
+
+    def __init__(self, offset_bytes: int) -> None:
+        super().__init__(
+            "offset-mismatch",
+            f"The next byte expected is {offset_bytes}.",
+            next_step="Go on from there; HEAD tells the offset at any time.",
+        )
+        self.offset_bytes = offset_bytes
+
+
+class Upload:
+    """One request's upload. `feed` its bytes, then `finish`; `abandon` when the request is torn."""
+
+    def __init__(self, ctx: Context, identity: Identity, round_id: int, digest: str | None, length: int | None) -> None:
+        self._ctx, self._identity, self._round_id = ctx, identity, round_id
+        self._declared = digest
+        self._hash = hashlib.sha256()
+        self._received = 0
+        self._transfer_id: str | None = None
+        with ctx.db.write() as session:
+            round_ = round_of(session, identity, round_id)
+            self._spec = _spec(session, round_)
+            if length is not None and length > self._spec.max_total_bytes:
+                raise _too_large(self._spec)
+            self._checker = Checker(self._spec)
+            # After acceptance the body is only compared, so that a repeat is answered as the first time.
+            self._repeat = session.get(Update, (round_id, identity.client_id)) is not None
+            if not self._repeat:
+                _refuse_closed(session, round_)
+                transfer = _new_transfer(session, ctx, identity, round_id, resumable=False, length=length or 0)
+                self._transfer_id = transfer.id
+
+    def feed(self, data: bytes) -> None:
+        """Check and store the next bytes."""
+        self._received += len(data)
+        if self._received > self._spec.max_total_bytes:
+            raise _too_large(self._spec)
+        self._hash.update(data)
+        if self._transfer_id is None:
+            return
+        _check(partial(self._checker.feed, data))
+        with self._ctx.db.write() as session:
+            transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
+            if transfer is None:
+                raise Conflict(
+                    "upload-replaced", "A newer upload of this client, or the end of the round, ended this one."
+                )
+            blobs.append(session, transfer.blob_id, data)
+            transfer.last_byte_at = self._ctx.clock()
+
+    def finish(self) -> UpdateReceipt:
+        """The body has ended: accept it, or say why not."""
+        digest = self._hash.hexdigest()
+        if self._declared is not None and self._declared != digest:
+            raise InvalidInput(
+                "digest-mismatch", "The body does not match its Content-Digest.", next_step="Send it again."
+            )
+        if self._transfer_id is None:
+            return _repeated(self._ctx, self._identity, self._round_id, digest)
+        metadata = _check(self._checker.finish)
+        return _accept(self._ctx, self._identity, self._round_id, self._transfer_id, digest, metadata)
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        if self._transfer_id is not None:
+            with self._ctx.db.write() as session:
+                transfer = session.get(Transfer, self._transfer_id)
+                if transfer is not None:
+                    drop_transfer(session, transfer)
+
+
+class UploadPart:
+    """One PATCH of a resumable upload; what has been fed is kept, whatever happens to the request."""
+
+    def __init__(self, ctx: Context, identity: Identity, round_id: int, offset: int, length: int, digest: str) -> None:
+        self._ctx, self._identity, self._round_id = ctx, identity, round_id
+        self._length, self._digest = length, digest
+        self._transfer_id: str | None = None
+        with ctx.db.write() as session:
+            round_ = round_of(session, identity, round_id)
+            self._spec = _spec(session, round_)
+            if length > self._spec.max_total_bytes:
+                raise _too_large(self._spec)
+            if session.get(Update, (round_id, identity.client_id)) is not None:
+                return  # `finish` compares the digests
+            _refuse_closed(session, round_)
+            found = _transfer_of(session, round_id, identity)
+            if found is None or not found.resumable or (found.digest, found.length_bytes) != (digest, length):
+                if offset != 0:
+                    raise OffsetMismatch(0)
+                found = _new_transfer(session, ctx, identity, round_id, resumable=True, length=length, digest=digest)
+            self._transfer_id = found.id
+            stored = session.get_one(Blob, found.blob_id).size_bytes
+            if stored != offset:
+                raise OffsetMismatch(stored)
+            self._position = stored
+
+    def feed(self, data: bytes) -> None:
+        """Store the next bytes."""
+        if self._transfer_id is None:
+            return
+        if self._position + len(data) > self._length:
+            raise InvalidInput("too-many-bytes", f"More bytes than the Upload-Length of {self._length}.")
+        with self._ctx.db.write() as session:
+            transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
+            if transfer is None:
+                raise Conflict(
+                    "upload-replaced", "A newer upload of this client, or the end of the round, ended this one."
+                )
+            stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
+            if stored != self._position:  # another request is appending to the same upload
+                raise OffsetMismatch(stored)
+            self._position = blobs.append(session, transfer.blob_id, data)
+            transfer.last_byte_at = self._ctx.clock()
+
+    def finish(self) -> UpdateReceipt | UploadStatus:
+        """The receipt when the upload is whole and valid, else how far it is."""
+        if self._transfer_id is None:
+            return _repeated(self._ctx, self._identity, self._round_id, self._digest)
+        if self._position < self._length:
+            return UploadStatus(self._position, self._length, complete=False)
+        with self._ctx.db.read() as session:
+            blob_id = session.get_one(Transfer, self._transfer_id).blob_id
+        checker, sha = Checker(self._spec), hashlib.sha256()
+        try:
+            for piece in blobs.read(self._ctx.db, blob_id):
+                sha.update(piece)
+                _check(partial(checker.feed, piece))
+            if sha.hexdigest() != self._digest:
+                raise InvalidInput(
+                    "digest-mismatch",
+                    "The upload does not match its Repr-Digest.",
+                    next_step="Start again from byte 0.",
+                )
+            metadata = _check(checker.finish)
+            return _accept(self._ctx, self._identity, self._round_id, self._transfer_id, self._digest, metadata)
+        except InvalidInput:
+            with self._ctx.db.write() as session:  # what is wrong stays wrong
+                transfer = session.get(Transfer, self._transfer_id)
+                if transfer is not None:
+                    drop_transfer(session, transfer)
+            raise
+
+
+def status(ctx: Context, identity: Identity, round_id: int) -> UploadStatus:
+    """Where a resumable upload should go on."""
+    with ctx.db.read() as session:
+        round_ = round_of(session, identity, round_id)
+        update = session.get(Update, (round_id, identity.client_id))
+        if update is not None:
+            return UploadStatus(update.size_bytes, update.size_bytes, complete=True)
+        _refuse_closed(session, round_)
+        found = _transfer_of(session, round_id, identity)
+        if found is None or not found.resumable:
+            return UploadStatus(0, None, complete=False)
+        stored = session.get_one(Blob, found.blob_id).size_bytes
+        return UploadStatus(stored, found.length_bytes, complete=False)
+
+
+def drop_transfer(session: Session, transfer: Transfer) -> None:
+    """Forget an upload that did not become an update."""
+    blob_id = transfer.blob_id
+    session.delete(transfer)
+    session.flush()
+    blobs.drop(session, blob_id)
+
+
+def _spec(session: Session, round_: Round) -> Spec:
+    return update_spec(session.get_one(Federation, round_.federation_id).plan, round_.facts)
+
+
+def _too_large(spec: Spec) -> TooLarge:
+    return TooLarge("too-large", f"An update of this round has at most {spec.max_total_bytes} bytes.")
+
+
+def _refuse_closed(session: Session, round_: Round) -> None:
+    federation = session.get_one(Federation, round_.federation_id)
+    if round_.state == "open":
+        return
+    fate = {
+        "aggregating": "it closed and is being aggregated",
+        "done": "it is done",
+        "failed": f"it failed: {round_.reason}",
+    }[round_.state]
+    raise Gone(
+        "round-closed",
+        f"Round {round_.number} takes no more updates: {fate}. The federation is {federation.state}.",
+        next_step="GET /v1/task tells what is next.",
+    )
+
+
+def _transfer_of(session: Session, round_id: int, identity: Identity) -> Transfer | None:
+    return session.query(Transfer).filter_by(round_id=round_id, client_id=identity.client_id).one_or_none()
+
+
+def _new_transfer(
+    session: Session, ctx: Context, identity: Identity, round_id: int, *, resumable: bool, length: int, digest: str = ""
+) -> Transfer:
+    old = _transfer_of(session, round_id, identity)
+    if old is not None:
+        drop_transfer(session, old)
+    now = ctx.clock()
+    transfer = Transfer(
+        id=uuid.uuid4().hex,
+        round_id=round_id,
+        client_id=identity.client_id,
+        blob_id=blobs.begin_blob(session, now),
+        resumable=resumable,
+        length_bytes=length,
+        digest=digest,
+        started_at=now,
+        last_byte_at=now,
+    )
+    session.add(transfer)
+    session.flush()
+    return transfer
+
+
+def _check(step: Callable[[], Result]) -> Result:
+    try:
+        return step()
+    except WireError as error:
+        raise InvalidInput(error.code, error.message, next_step=error.next_step) from error
+
+
+def _repeated(ctx: Context, identity: Identity, round_id: int, digest: str) -> UpdateReceipt:
+    with ctx.db.read() as session:
+        update = session.get_one(Update, (round_id, identity.client_id))
+        if update.digest != digest:
+            raise Conflict(
+                "already-uploaded",
+                "Another update of this client was accepted for this round.",
+                next_step="It cannot be replaced; go on with the next task.",
+            )
+        return _receipt(session, update)
+
+
+def _receipt(session: Session, update: Update) -> UpdateReceipt:
+    return UpdateReceipt(
+        round=session.get_one(Round, update.round_id).number,
+        digest=update.digest,
+        size_bytes=update.size_bytes,
+        received_at=update.received_at,
+    )
+
+
+def _accept(
+    ctx: Context, identity: Identity, round_id: int, transfer_id: str, digest: str, metadata: dict[str, str]
+) -> UpdateReceipt:
+    try:
+        report = TrainingReport.model_validate_json(metadata.get("report", ""))
+    except ValidationError as error:
+        raise InvalidInput(
+            "invalid-report",
+            "The metadata has no valid training report.",
+            next_step="Put the report as JSON under 'report' into the safetensors metadata.",
+        ) from error
+    try:
+        with ctx.db.write() as session:
+            # The federation's lock makes two last uploads queue up: the second one sees the first.
+            federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
+            round_ = session.get_one(Round, round_id, populate_existing=True)
+            _refuse_closed(session, round_)
+            transfer = session.get(Transfer, transfer_id)
+            if transfer is None:
+                raise Conflict("upload-replaced", "A newer upload of this client ended this one.")
+            blob = blobs.seal(session, transfer.blob_id, digest)
+            update = Update(
+                round_id=round_id,
+                client_id=identity.client_id,
+                blob_id=blob.id,
+                digest=digest,
+                size_bytes=blob.size_bytes,
+                report=report.model_dump_json(),
+                received_at=ctx.clock(),
+            )
+            session.add(update)
+            session.delete(transfer)
+            session.flush()
+            ctx.touch(federation)
+            advance(session, ctx, federation)
+            return _receipt(session, update)
+    except IntegrityError:  # the same client's other request was first
+        return _repeated(ctx, identity, round_id, digest)

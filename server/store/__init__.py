@@ -1,0 +1,1 @@
+"""SQL: tables, sessions, queries and blobs, on SQLite and PostgreSQL alike."""

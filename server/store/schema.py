@@ -1,0 +1,61 @@
+"""The schema's version: upgrade it, or refuse to work with one that does not fit."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import OperationalError
+
+from server.store.session import Database, DatabaseError
+
+
+def _config() -> Config:
+    installed = Path(__file__).resolve().parent.parent / "_migrations"
+    folder = installed if installed.is_dir() else installed.parent.parent / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return config
+
+
+def current_version(db: Database) -> str | None:
+    """The revision that the database is at; None for an empty one."""
+    try:
+        with db.engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+    except OperationalError as error:
+        cause = str(error.orig).strip().splitlines()[0] if error.orig else "no reason given"
+        raise DatabaseError(
+            f"The database cannot be reached: {cause}.", next_step="Check the address given with --db or DISTRANS_DB."
+        ) from error
+
+
+def upgrade(db: Database) -> tuple[str | None, str | None]:
+    """Bring the schema to this program's version; (before, after)."""
+    before = current_version(db)
+    _refuse_newer(before)
+    config = _config()
+    with db.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return before, current_version(db)
+
+
+def require_current(db: Database) -> None:
+    """Refuse to start on a schema of another version, with the command that mends it."""
+    found = current_version(db)
+    _refuse_newer(found)
+    wanted = ScriptDirectory.from_config(_config()).get_current_head()
+    if found != wanted:
+        state = "is empty" if found is None else f"has schema {found}, older than {wanted}"
+        raise DatabaseError(f"The database {state}.", next_step="Run: distrans-server db upgrade")
+
+
+def _refuse_newer(found: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found is not None and found not in known:
+        raise DatabaseError(
+            f"The database has schema {found}, newer than this program knows.",
+            next_step="Install the newer release: pip install --upgrade distrans",
+        )

@@ -1,0 +1,97 @@
+"""Transactions on SQLite and PostgreSQL: `read` for looking, `write` for one short change."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+from shared.problems import DistransError
+
+_BUSY_TIMEOUT_MS = 60_000
+# FOR NO KEY UPDATE: locks a row without standing in the way of foreign keys that point to it, which could deadlock.
+LOCK: dict[str, bool] = {"key_share": True}
+_POOL_SIZE, _POOL_OVERFLOW = 10, 30
+
+
+class DatabaseError(DistransError):
+    """A database that cannot be used as it is."""
+
+    code = "database"
+
+
+class Database:
+    """One engine. SQLite takes one writer at a time; a lock makes this process' writers queue up fairly."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise DatabaseError(
+                "The database address cannot be read.",
+                next_step="Use sqlite:///path/to/file.db or postgresql://user:password@host/name.",
+            ) from error
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise DatabaseError(f"{parsed.get_backend_name()} is not supported.", next_step="Use SQLite or PostgreSQL.")
+        self.url = parsed
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._writing = threading.Lock()
+        if self.is_sqlite:
+            if parsed.database in (None, "", ":memory:"):
+                raise DatabaseError("SQLite needs a file.", next_step="Use sqlite:///path/to/file.db.")
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            # Autocommit mode: this module says BEGIN itself, so that a write takes its lock at the start.
+            connect_args: dict[str, Any] = {"isolation_level": None, "timeout": _BUSY_TIMEOUT_MS / 1000}
+        else:
+            connect_args = {"connect_timeout": 10}
+        self.engine = create_engine(
+            parsed,
+            pool_size=_POOL_SIZE,
+            max_overflow=_POOL_OVERFLOW,
+            pool_pre_ping=not self.is_sqlite,
+            connect_args=connect_args,
+        )
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A consistent look at the database."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """One transaction: everything in the block happens, or nothing. Keep it short."""
+        if not self.is_sqlite:
+            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                yield session
+            return
+        engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
+        with self._writing, Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("distrans_begin", "BEGIN"))

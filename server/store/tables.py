@@ -1,0 +1,231 @@
+"""The tables. Rules that must always hold are constraints here, not code elsewhere.
+
+Times are seconds since 1970, UTC.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Float,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Constraint names follow one rule, so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+def _one_of(column: str, *values: str) -> str:
+    return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
+class Blob(Base):
+    """Bytes of any length, kept as chunks. Without a digest it is still being written."""
+
+    __tablename__ = "blobs"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    digest: Mapped[str | None] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class BlobChunk(Base):
+    """A piece of a blob, by the position of its first byte."""
+
+    __tablename__ = "blob_chunks"
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id", ondelete="CASCADE"), primary_key=True)
+    start: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    size_bytes: Mapped[int]
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Federation(Base):
+    """One training job."""
+
+    __tablename__ = "federations"
+    __table_args__ = (
+        CheckConstraint(_one_of("state", "created", "running", "paused", "finished", "cancelled"), name="state"),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    plan: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float] = mapped_column(Float)
+    state_since: Mapped[float] = mapped_column(Float)
+    completed_rounds: Mapped[int] = mapped_column(default=0)
+    best_accuracy: Mapped[float | None] = mapped_column(Float)
+    best_model: Mapped[int | None]
+    stale_rounds: Mapped[int] = mapped_column(default=0)
+    version: Mapped[int] = mapped_column(BigInteger, default=0)  # grows when long polls should look again
+
+
+class Client(Base):
+    """An enrolled site. A name belongs to one active client of a federation at a time."""
+
+    __tablename__ = "clients"
+    __table_args__ = (
+        CheckConstraint(_one_of("state", "active", "left", "revoked"), name="state"),
+        Index(
+            "uq_clients_active_name",
+            "federation_id",
+            "name",
+            unique=True,
+            sqlite_where=text("state = 'active'"),
+            postgresql_where=text("state = 'active'"),
+        ),
+    )
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    token_hash: Mapped[str] = mapped_column(String(64))
+    class_counts: Mapped[str] = mapped_column(Text)
+    agent_version: Mapped[str] = mapped_column(String(64))
+    device: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    joined_at: Mapped[float] = mapped_column(Float)
+    last_seen_at: Mapped[float] = mapped_column(Float)
+
+
+class Invite(Base):
+    """Lets one site join, once."""
+
+    __tablename__ = "invites"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
+    token_hash: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+    used_at: Mapped[float | None] = mapped_column(Float)
+    used_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+
+
+class Model(Base):
+    """A global model: number 0 is θ⁰, number n came out of round n. Only the newest keeps the private server state."""
+
+    __tablename__ = "models"
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class Round(Base):
+    """One round. Facts and roster are frozen when it opens, so that whoever aggregates it gets the same result."""
+
+    __tablename__ = "rounds"
+    __table_args__ = (
+        UniqueConstraint("federation_id", "number"),
+        CheckConstraint(_one_of("state", "open", "aggregating", "done", "failed"), name="state"),
+        Index(
+            "uq_rounds_under_way",
+            "federation_id",
+            unique=True,
+            sqlite_where=text("state IN ('open', 'aggregating')"),
+            postgresql_where=text("state IN ('open', 'aggregating')"),
+        ),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    base_model: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(Text, default="")
+    facts: Mapped[str] = mapped_column(Text)
+    roster: Mapped[str] = mapped_column(Text)
+    opened_at: Mapped[float] = mapped_column(Float)
+    deadline_at: Mapped[float] = mapped_column(Float)
+    closed_at: Mapped[float | None] = mapped_column(Float)
+    lease_owner: Mapped[str | None] = mapped_column(String(32))
+    lease_until: Mapped[float | None] = mapped_column(Float)
+
+
+class Participant(Base):
+    """A client chosen for a round."""
+
+    __tablename__ = "participants"
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+
+
+class Update(Base):
+    """An accepted upload: one per participant and round. Its bytes go when retention says so, the record stays."""
+
+    __tablename__ = "updates"
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"))
+    digest: Mapped[str] = mapped_column(String(64))
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    report: Mapped[str] = mapped_column(Text)
+    received_at: Mapped[float] = mapped_column(Float)
+
+
+class Transfer(Base):
+    """An upload under way: one per participant and round."""
+
+    __tablename__ = "transfers"
+    __table_args__ = (UniqueConstraint("round_id", "client_id"),)
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"))
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    resumable: Mapped[bool]
+    length_bytes: Mapped[int] = mapped_column(BigInteger)
+    digest: Mapped[str] = mapped_column(String(64))
+    started_at: Mapped[float] = mapped_column(Float)
+    last_byte_at: Mapped[float] = mapped_column(Float)
+
+
+class Evaluation(Base):
+    """What a client measured with a global model on its held-out data."""
+
+    __tablename__ = "evaluations"
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
+    model_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    result: Mapped[str] = mapped_column(Text)
+    received_at: Mapped[float] = mapped_column(Float)
+
+
+class Personal(Base):
+    """The tensors addressed to one client, to be used with one global model; made once, then served as they are."""
+
+    __tablename__ = "personals"
+    federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
+    model_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    round_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # 0: for serving, outside of rounds
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+
+
+class AuditEntry(Base):
+    """Who did what, when, from where. Triggers in the database refuse changes and deletions."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(Float, index=True)
+    actor: Mapped[str] = mapped_column(String(128))
+    action: Mapped[str] = mapped_column(String(64))
+    federation: Mapped[str] = mapped_column(String(64), default="")
+    address: Mapped[str] = mapped_column(String(64), default="")
+    detail: Mapped[str] = mapped_column(Text, default="")

@@ -224,6 +224,7 @@ class TaskAnswer(Answer):
     """What a client should do now."""
 
     action: Literal["train", "wait", "paused", "finished", "cancelled"]
+    ticket: str = Field("", description="Changes when there is news; send it back as ?after= to wait for the next.")
     reason: str = Field("", description="Why there is nothing to train, in words.")
     round: RoundTaskView | None = None
     model: ModelPointer | None = Field(None, description="The newest global model, to train from or to serve.")

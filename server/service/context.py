@@ -1,14 +1,13 @@
 """What every use case needs: the database, the clock, and a way to wake who waits."""
 
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 
 from server.store.session import Database
 from server.store.tables import AuditEntry, Client, Federation
@@ -33,12 +32,19 @@ class Context:
     db: Database
     clock: Callable[[], float] = time.time
     process_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    work: threading.Event = field(default_factory=threading.Event)  # set when the background worker should look
 
-    def touch(self, federation: Federation) -> None:
-        """Long polls of this federation, on every replica, should look again; so should the background worker."""
+    @staticmethod
+    def touch(federation: Federation) -> None:
+        """Agents should look again: long polls of this federation, on every replica, end once this is committed."""
         federation.version += 1
-        self.work.set()
+        wake(federation)
+
+
+def wake(federation: Federation) -> None:
+    """The background worker of this process should look, once this is committed."""
+    session = object_session(federation)
+    if session is not None:
+        session.info["wake"] = True
 
 
 def record(session: Session, ctx: Context, actor: Actor, action: str, federation: str = "", **detail: object) -> None:

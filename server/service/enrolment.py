@@ -102,7 +102,6 @@ def join(ctx: Context, invite_token: str, request: JoinRequest, address: str = "
             session.flush()
             found.used_at, found.used_by = now, client_id
             record(session, ctx, Actor(f"client:{request.name}", address), "client.join", federation.name, id=client_id)
-            ctx.touch(federation)
             advance(session, ctx, federation)
             return JoinAnswer(
                 client_id=client_id, token=token.text, federation=federation.name, plan=plan_of(federation.plan)
@@ -236,6 +235,4 @@ def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) ->
             return
         client.state = state
         record(session, ctx, actor, action, federation.name, client=client.name)
-        ctx.touch(federation)
-        session.flush()
         advance(session, ctx, federation)

@@ -17,7 +17,7 @@ from server.core.rounds import (
 )
 from server.core.rounds import Participant as ParticipantView
 from server.core.sampling import choose_participants
-from server.service.context import Actor, Context, client_record, dump_roster, half_of, plan_of, record
+from server.service.context import Actor, Context, client_record, dump_roster, half_of, plan_of, record, wake
 from server.service.history import pooled_accuracy
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Participant, Round, Transfer, Update
@@ -119,7 +119,7 @@ def _advance_round(session: Session, ctx: Context, federation: Federation, round
     verdict = judge_round(view, rules, now if federation.state == "running" else view.opened_at)
     if isinstance(verdict, Aggregate):
         round_.state, round_.closed_at = "aggregating", now
-        ctx.touch(federation)
+        wake(federation)
     elif isinstance(verdict, Fail):
         fail_round(session, ctx, federation, round_, verdict.reason)
 

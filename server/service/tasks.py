@@ -34,6 +34,12 @@ SERVING = 0  # the round id of personal tensors that belong to no round
 
 def task(ctx: Context, identity: Identity) -> TaskAnswer:
     """Train, wait, or go on serving; always with the newest model."""
+    answer = _task(ctx, identity)
+    parts = (answer.action, answer.round.id if answer.round else 0, answer.model.number if answer.model else 0)
+    return answer.model_copy(update={"ticket": "-".join(map(str, parts))})
+
+
+def _task(ctx: Context, identity: Identity) -> TaskAnswer:
     with ctx.db.read() as session:
         federation = session.get_one(Federation, identity.federation_id)
         if federation.state == "cancelled":
@@ -65,7 +71,7 @@ def task(ctx: Context, identity: Identity) -> TaskAnswer:
             reason=reason,
             model=pointer,
             personal_url=f"/v1/federations/{federation.name}/personal?model={pointer.number}",
-            facts=facts_of(_serving_basis(session, federation)[0]),
+            facts=facts_of(serving_basis(session, federation)[0]),
         )
 
 
@@ -131,11 +137,11 @@ def serving_personal(ctx: Context, identity: Identity, name: str, number: int) -
     """The client's own tensors to serve the newest model with."""
     with ctx.db.read() as session:
         federation = load(session, name)
-        facts, roster = _serving_basis(session, federation)
+        facts, roster = serving_basis(session, federation)
     return _personal(ctx, identity, federation, number, SERVING, facts, roster)
 
 
-def _serving_basis(session: Session, federation: Federation) -> tuple[str, str]:
+def serving_basis(session: Session, federation: Federation) -> tuple[str, str]:
     """Facts and roster of the last round that made a model; before that, those of now."""
     query = select(Round).where(Round.federation_id == federation.id, Round.state == "done")
     last = session.execute(query.order_by(Round.number.desc()).limit(1)).scalar_one_or_none()

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
-from server.service.context import Context, update_spec
+from server.service.context import Context, update_spec, wake
 from server.service.enrolment import Identity
 from server.service.progress import advance
 from server.service.tasks import round_of
@@ -316,7 +316,7 @@ def _accept(
             session.add(update)
             session.delete(transfer)
             session.flush()
-            ctx.touch(federation)
+            wake(federation)
             advance(session, ctx, federation)
             return _receipt(session, update)
     except IntegrityError:  # the same client's other request was first

@@ -43,6 +43,7 @@ class Database:
         self.url = parsed
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._writing = threading.Lock()
+        self.work = threading.Event()  # set after a commit that leaves something for the background worker
         if self.is_sqlite:
             if parsed.database in (None, "", ":memory:"):
                 raise DatabaseError("SQLite needs a file.", next_step="Use sqlite:///path/to/file.db.")
@@ -71,13 +72,15 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """One transaction: everything in the block happens, or nothing. Keep it short."""
-        if not self.is_sqlite:
+        if self.is_sqlite:
+            engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
+            with self._writing, Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        else:
             with Session(self.engine, expire_on_commit=False) as session, session.begin():
                 yield session
-            return
-        engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
-        with self._writing, Session(engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        if session.info.get("wake"):
+            self.work.set()
 
     def close(self) -> None:
         """Give the connections back."""

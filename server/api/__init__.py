@@ -1,0 +1,1 @@
+"""Thin routers: HTTP in, a use case, HTTP out."""

@@ -1,0 +1,51 @@
+"""Joining, and what a client may do with its own record."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request
+
+from server.api.access import AnyCaller, ClientIdentity, Credentials, Ctx, address_of, bearer
+from server.api.errors import problem_responses
+from server.core.errors import NotAuthenticated
+from server.service import enrolment
+from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest
+
+router = APIRouter(tags=["clients"])
+
+
+@router.get("/v1/join", responses=problem_responses(401, 403, 429))
+def preview(request: Request, ctx: Ctx, credentials: Credentials) -> FederationPlanAnswer:
+    """The plan behind an invite, to check the data against before joining; the invite stays unused."""
+    try:
+        return enrolment.preview(ctx, bearer(credentials))
+    except NotAuthenticated:
+        request.app.state.throttle.note_failure(address_of(request))
+        raise
+
+
+@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 422, 429))
+def join(request: Request, ctx: Ctx, credentials: Credentials, body: JoinRequest) -> JoinAnswer:
+    """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
+    try:
+        return enrolment.join(ctx, bearer(credentials), body, address_of(request))
+    except NotAuthenticated:
+        request.app.state.throttle.note_failure(address_of(request))
+        raise
+
+
+@router.get("/v1/me", responses=problem_responses(401, 403, 429))
+def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
+    """The client's own record."""
+    return enrolment.me(ctx, identity)
+
+
+@router.patch("/v1/me", responses=problem_responses(401, 403, 422, 429))
+def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
+    """New class counts; they take effect with the next round."""
+    return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts)
+
+
+@router.delete("/v1/me", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 429))
+def delete_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller) -> None:
+    """Leave; what was uploaded still counts."""
+    enrolment.leave(ctx, identity, caller.actor)

@@ -1,0 +1,126 @@
+"""The only place that names HTTP statuses of errors; everything leaves as problem+json."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+
+from server.api.request_id import current_request_id
+from server.core import errors
+from server.service.uploads import OffsetMismatch
+from shared.problems import DistransError
+from shared.schemas import Problem
+
+logger = logging.getLogger(__name__)
+MEDIA_TYPE = "application/problem+json"
+
+STATUSES: dict[type[DistransError], HTTPStatus] = {
+    errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.NotAllowed: HTTPStatus.FORBIDDEN,
+    errors.NotFound: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
+    errors.Gone: HTTPStatus.GONE,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.InvalidInput: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI page: these statuses carry a problem."""
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}} for status in statuses}
+
+
+TENSORS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/vnd.safetensors": {}}, "description": "safetensors"}
+}
+
+
+def problem(
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    *,
+    next_step: str | None = None,
+    faults: list[str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error as it leaves the coordinator."""
+    body = Problem(
+        title=status.phrase,
+        status=status,
+        code=code,
+        detail=detail,
+        next_step=next_step,
+        errors=faults,
+        request_id=current_request_id(),
+    )
+    return JSONResponse(body.model_dump(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Translate every exception that can reach the edge."""
+
+    @app.exception_handler(DistransError)
+    def distrans_error(_request: Request, error: DistransError) -> JSONResponse:
+        kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
+        status = STATUSES[kind] if kind else HTTPStatus.UNPROCESSABLE_ENTITY
+        headers = {}
+        if isinstance(error, errors.NotAuthenticated):
+            headers["WWW-Authenticate"] = "Bearer"
+        if isinstance(error, errors.TooMany):
+            headers["Retry-After"] = str(error.retry_after_s)
+        if isinstance(error, OffsetMismatch):
+            headers["Upload-Offset"] = str(error.offset_bytes)
+        return problem(status, error.code, error.message, next_step=error.next_step, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [_fault(fault) for fault in error.errors()]
+        return problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "invalid-request",
+            "The request has faults: " + "; ".join(faults[:20]),
+            next_step="See /docs for what this call takes.",
+            faults=faults,
+        )
+
+    @app.exception_handler(HTTPException)
+    def http_error(_request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        code = status.phrase.lower().replace(" ", "-")
+        headers = dict(error.headers) if error.headers else None
+        return problem(status, code, str(error.detail), next_step="See /docs for the calls there are.", headers=headers)
+
+    @app.exception_handler(SQLAlchemyError)
+    def database_away(_request: Request, _error: SQLAlchemyError) -> JSONResponse:
+        logger.exception("the database failed")
+        return problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "database-unavailable",
+            "The coordinator cannot reach its database.",
+            next_step="Try again soon.",
+            headers={"Retry-After": "5"},
+        )
+
+    @app.exception_handler(Exception)
+    def unexpected(_request: Request, _error: Exception) -> JSONResponse:
+        return problem(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "internal-error",
+            "The coordinator met an error that it did not expect.",
+            next_step="Tell the operator the request id; the log has the rest.",
+        )
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    path = [str(part) for part in fault["loc"] if part != "body"]
+    if path[:1] == ["method"] and len(path) > 2:
+        path.pop(1)  # the tag of the union of methods is no key
+    return f"{'.'.join(path) or 'body'}: {fault['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,175 @@
+"""What operators call, and the history that clients may read of their own federation."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member
+from server.api.errors import TENSORS, problem_responses
+from server.api.streaming import send_blob
+from server.core.errors import NotFound
+from server.service import audit, enrolment, federations, reports, tasks
+from shared.plan import FederationPlan
+from shared.schemas import (
+    AuditView,
+    ClientView,
+    FederationView,
+    HeterogeneityView,
+    InviteAnswer,
+    InviteRequest,
+    RoundView,
+    StateRequest,
+    TokenAnswer,
+)
+
+router = APIRouter(tags=["federations"])
+_EXAMPLE = {
+    "name": "lung-nodules",
+    "preset": "learned-offset",
+    "classes": ["benign", "malignant"],
+    "image": {"channels": 1, "height": 64, "width": 64},
+    "model": {"backbone": "resnet18"},
+    "rounds": {"count": 50, "min_clients": 3, "quorum": 0.8, "deadline_s": 3600},
+}
+_READ = problem_responses(401, 403, 404, 429)
+_CHANGE = problem_responses(401, 403, 404, 409, 422, 429)
+Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+@router.post("/v1/federations", status_code=HTTPStatus.CREATED, responses=_CHANGE)
+def create(ctx: Ctx, caller: Admin, plan: Plan) -> FederationView:
+    """Create a federation from its plan; every fault of a wrong plan is named at once."""
+    federations.create(ctx, caller.actor, plan)
+    return federations.show(ctx, plan.name)
+
+
+@router.get("/v1/federations", responses=_READ)
+def list_federations(ctx: Ctx, caller: AnyCaller) -> list[FederationView]:
+    """All federations; a client sees its own."""
+    return federations.list_all(ctx, caller.identity.federation_id if caller.identity else None)
+
+
+@router.get("/v1/federations/{name}", responses=_READ)
+def show(ctx: Ctx, caller: Member, name: str) -> FederationView:  # noqa: ARG001 - the caller was checked
+    """A federation: its state, what it waits for, its plan."""
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/start", responses=_CHANGE)
+def start(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+    """Begin; again: no effect."""
+    federations.start(ctx, caller.actor, name)
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/pause", responses=_CHANGE)
+def pause(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = None) -> FederationView:
+    """Hold; again: no effect."""
+    reason = request.reason if request and request.reason else "paused by the operator"
+    federations.pause(ctx, caller.actor, name, reason)
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/resume", responses=_CHANGE)
+def resume(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+    """Go on; again: no effect."""
+    federations.resume(ctx, caller.actor, name)
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/cancel", responses=_CHANGE)
+def cancel(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+    """End for good; again: no effect."""
+    federations.cancel(ctx, caller.actor, name)
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/invites", status_code=HTTPStatus.CREATED, responses=_CHANGE)
+def invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = None) -> InviteAnswer:
+    """A one-use, expiring invite; its token is shown this once."""
+    return enrolment.invite(ctx, caller.actor, name, (request or InviteRequest()).expires_in_s)
+
+
+@router.get("/v1/federations/{name}/clients", responses=_READ)
+def list_clients(ctx: Ctx, caller: Member, name: str) -> list[ClientView]:
+    """The clients; a client sees itself."""
+    return enrolment.clients_of(ctx, name, caller.only_client)
+
+
+@router.post("/v1/federations/{name}/clients/{client}/revoke", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
+def revoke(ctx: Ctx, caller: Admin, name: str, client: str) -> None:
+    """End a client's access, by its name or id; rounds no longer wait for it."""
+    enrolment.revoke(ctx, caller.actor, name, client)
+
+
+@router.post("/v1/federations/{name}/clients/{client}/rotate", responses=_CHANGE)
+def rotate(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
+    """A new token for a client; the old one ends at once."""
+    return enrolment.rotate(ctx, caller.actor, name, client)
+
+
+@router.get("/v1/federations/{name}/rounds", responses=_READ)
+def list_rounds(
+    ctx: Ctx, caller: Member, name: str, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100
+) -> list[RoundView]:
+    """The rounds after a number, oldest first; a client sees its own updates and measurements in them."""
+    return reports.rounds(ctx, name, caller.only_client, after, limit)
+
+
+@router.get("/v1/federations/{name}/metrics.csv", responses=_READ, response_class=PlainTextResponse)
+def metrics_csv(ctx: Ctx, caller: Member, name: str) -> PlainTextResponse:
+    """One row a round and client, as CSV; a client sees its own rows."""
+    return PlainTextResponse(reports.metrics_csv(ctx, name, caller.only_client), media_type="text/csv")
+
+
+@router.get("/v1/federations/{name}/heterogeneity", responses=_READ)
+def heterogeneity(ctx: Ctx, caller: Member, name: str) -> HeterogeneityView:
+    """DH, and how the classes lie over the clients; a client sees its own row."""
+    return reports.heterogeneity(ctx, name, caller.only_client)
+
+
+@router.api_route(
+    "/v1/federations/{name}/model", methods=["GET", "HEAD"], responses=TENSORS | problem_responses(401, 403, 404, 416)
+)
+def model(
+    request: Request,
+    ctx: Ctx,
+    caller: Member,  # noqa: ARG001 - checked
+    name: str,
+    number: Annotated[int | None, Query(alias="round", ge=0, lt=2**31, description="0 is the start.")] = None,
+) -> Response:
+    """A global model as safetensors, with its plan in the metadata; the newest without `round`."""
+    return send_blob(request, ctx, tasks.federation_model(ctx, name, number))
+
+
+@router.api_route(
+    "/v1/federations/{name}/personal",
+    methods=["GET", "HEAD"],
+    responses=TENSORS | problem_responses(401, 403, 404, 410, 416),
+)
+def personal(
+    request: Request,
+    ctx: Ctx,
+    identity: ClientIdentity,
+    name: str,
+    number: Annotated[int, Query(alias="model", ge=0, lt=2**31)],
+) -> Response:
+    """This client's own tensors to serve the newest model with."""
+    if identity.federation != name:
+        raise NotFound("no-such-federation", f"There is no federation {name!r}.")
+    return send_blob(request, ctx, tasks.serving_personal(ctx, identity, name, number))
+
+
+@router.get("/v1/audit", responses=_READ, tags=["operations"])
+def list_audit(
+    ctx: Ctx,
+    caller: Admin,  # noqa: ARG001 - checked
+    federation: str | None = None,
+    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    limit: Limit = 100,
+) -> list[AuditView]:
+    """The audit log after an entry, oldest first."""
+    return audit.entries(ctx, federation=federation, after_id=after, limit=limit)

@@ -1,0 +1,102 @@
+"""Liveness, readiness, and figures for Prometheus."""
+
+import hmac
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import func, select, text
+
+from server.api.access import Credentials, Ctx, address_of, bearer
+from server.api.errors import problem, problem_responses
+from server.core.errors import NotAuthenticated
+from server.service.context import Context
+from server.store.tables import Blob, Client, Federation, Round, Update
+from shared import __version__
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process is alive."""
+    return {"status": "ok", "version": __version__}
+
+
+@router.get("/readyz", responses=problem_responses(503))
+def readyz(request: Request, ctx: Ctx) -> Response:
+    """The process can serve: its database answers and it is not about to stop."""
+    if request.app.state.news.closed:
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The coordinator is about to stop.")
+    with ctx.db.read() as session:
+        session.execute(text("SELECT 1"))
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics", responses=problem_responses(401, 429))
+def metrics(request: Request, ctx: Ctx, credentials: Credentials) -> Response:
+    """Figures for Prometheus, read from the database; with the admin or the scrape token."""
+    token = bearer(credentials).encode()
+    settings = request.app.state.settings
+    accepted = [settings.admin_token, *([settings.scrape_token] if settings.scrape_token else [])]
+    if not any([hmac.compare_digest(token, known.encode()) for known in accepted]):  # noqa: C419 - compare with all
+        request.app.state.throttle.note_failure(address_of(request))
+        raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Use the admin or scrape token.")
+    registry = CollectorRegistry()
+    registry.register(_DatabaseFigures(ctx))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/", include_in_schema=False)
+def root() -> RedirectResponse:
+    """The description of the API."""
+    return RedirectResponse("/docs")
+
+
+class _DatabaseFigures(Collector):
+    """The same on every replica, because they come from the database."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def collect(self) -> Iterable[Metric]:
+        done = GaugeMetricFamily("distrans_rounds_done", "Rounds done.", labels=["federation"])
+        running = GaugeMetricFamily("distrans_federation_state", "1 for its state.", labels=["federation", "state"])
+        best = GaugeMetricFamily("distrans_best_accuracy", "Best pooled accuracy.", labels=["federation"])
+        clients = GaugeMetricFamily("distrans_clients", "Clients by state.", labels=["federation", "state"])
+        seen = GaugeMetricFamily("distrans_client_silent_seconds", "Time since heard.", labels=["federation", "client"])
+        rounds = GaugeMetricFamily("distrans_rounds", "Rounds by state.", labels=["federation", "state"])
+        updates = GaugeMetricFamily("distrans_updates", "Updates accepted.", labels=["federation"])
+        stored = GaugeMetricFamily("distrans_blob_bytes", "Bytes of tensors in the database.")
+        with self._ctx.db.read() as session:
+            names: dict[int, str] = {}
+            for federation in session.execute(select(Federation)).scalars():
+                names[federation.id] = federation.name
+                done.add_metric([federation.name], federation.completed_rounds)
+                running.add_metric([federation.name, federation.state], 1)
+                if federation.best_accuracy is not None:
+                    best.add_metric([federation.name], federation.best_accuracy)
+            for federation_id, state, number in session.execute(
+                select(Client.federation_id, Client.state, func.count()).group_by(Client.federation_id, Client.state)
+            ):
+                clients.add_metric([names[federation_id], state], number)
+            now = self._ctx.clock()
+            for client in session.execute(select(Client).where(Client.state == "active")).scalars():
+                seen.add_metric([names[client.federation_id], client.name], max(0.0, now - client.last_seen_at))
+            for federation_id, state, number in session.execute(
+                select(Round.federation_id, Round.state, func.count()).group_by(Round.federation_id, Round.state)
+            ):
+                rounds.add_metric([names[federation_id], state], number)
+            for federation_id, number in session.execute(
+                select(Round.federation_id, func.count())
+                .join(Update, Update.round_id == Round.id)
+                .group_by(Round.federation_id)
+            ):
+                updates.add_metric([names[federation_id]], number)
+            size = session.execute(select(func.coalesce(func.sum(Blob.size_bytes), 0))).scalar_one()
+            stored.add_metric([], float(size))
+        return [done, running, best, clients, seen, rounds, updates, stored]

@@ -1,0 +1,102 @@
+"""Bodies that are too large to hold: downloads with ETag and Range, uploads in pieces."""
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from server.api.errors import problem
+from server.core.errors import InvalidInput
+from server.service.context import Context
+from server.store import blobs
+from server.store.tables import Blob
+from shared.wire import digest_header
+
+MEDIA_TYPE = "application/vnd.safetensors"
+_RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+
+
+def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
+    """A blob with its digest as ETag; answers If-None-Match, Range and If-Range."""
+    etag = f'"{blob.digest}"'
+    headers = {
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "Repr-Digest": digest_header(blob.digest or ""),
+    }
+    known = request.headers.get("if-none-match", "")
+    if known.strip() == "*" or etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    begin, end, status = 0, blob.size_bytes, HTTPStatus.OK
+    wanted = request.headers.get("range")
+    if wanted and request.headers.get("if-range", etag) == etag and (match := _RANGE.match(wanted.strip())):
+        span = _span(match[1], match[2], blob.size_bytes)
+        if span is None:
+            headers["Content-Range"] = f"bytes */{blob.size_bytes}"
+            return problem(
+                HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+                "range-not-satisfiable",
+                f"The body has {blob.size_bytes} bytes.",
+                headers=headers,
+            )
+        begin, end = span
+        status = HTTPStatus.PARTIAL_CONTENT
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{blob.size_bytes}"
+    headers["Content-Length"] = str(end - begin)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return StreamingResponse(blobs.read(ctx.db, blob.id, begin, end), status, headers, media_type=MEDIA_TYPE)
+
+
+def _span(first: str, last: str, size: int) -> tuple[int, int] | None:
+    """[begin, end) of a byte range, or None when it lies outside."""
+    if not first:
+        length = min(int(last), size) if last else 0
+        return (size - length, size) if length else None
+    begin = int(first)
+    end = min(int(last) + 1, size) if last else size
+    return (begin, end) if begin < end else None
+
+
+def parse_digest(header: str | None, name: str) -> str | None:
+    """The hexadecimal SHA-256 in an RFC 9530 header; None without one."""
+    if header is None:
+        return None
+    match = _DIGEST.search(header)
+    if match is None:
+        raise InvalidInput(
+            "unusable-digest", f"{name} has no SHA-256.", next_step=f"Send {name}: sha-256=:BASE64: or leave it out."
+        )
+    return base64.b64decode(match[1]).hex()
+
+
+class Stalled(Exception):
+    """No byte came for too long."""
+
+
+async def pieces(request: Request, size: int, idle_s: float) -> AsyncIterator[bytes]:
+    """The body in pieces of about `size` bytes. What had come when it was torn is still yielded, then it raises."""
+    buffer = bytearray()
+    stream = request.stream().__aiter__()
+    while True:
+        try:
+            chunk = await asyncio.wait_for(anext(stream), idle_s)
+        except StopAsyncIteration:
+            break
+        except (ClientDisconnect, TimeoutError) as error:
+            if buffer:
+                yield bytes(buffer)
+            raise Stalled from error
+        buffer += chunk
+        if len(buffer) >= size:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)

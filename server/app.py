@@ -1,0 +1,93 @@
+"""Puts the coordinator together."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
+
+from server.api import clients, errors, federations, operations, rounds
+from server.api.access import FailureThrottle
+from server.api.body_limit import BodyLimit
+from server.api.news import News
+from server.api.request_id import RequestIds
+from server.api.streaming import Stalled
+from server.service.context import Context
+from server.service.housekeeping import Heartbeats
+from server.settings import Settings
+from server.store.schema import require_current
+from server.store.session import Database
+from server.worker import Worker
+from shared import __version__
+from shared.schemas import Problem
+
+DESCRIPTION = """The coordinator of DisTrans federations.
+
+Operators create federations and invite sites; agents poll `/v1/task`, train and upload. Send tokens as
+`Authorization: Bearer TOKEN`. Errors are `application/problem+json` with a stable `code`. Tensors are safetensors."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The coordinator as an ASGI application; its schema must be current."""
+    db = Database(settings.db_url)
+    require_current(db)
+    ctx, heartbeats = Context(db), Heartbeats()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        news = app.state.news = News(db, settings.poll_interval_s)
+        worker = Worker(ctx, heartbeats, settings.retention)
+        news.start(asyncio.get_running_loop())
+        worker.start()
+        _answer_long_polls_on_exit(news)
+        try:
+            yield
+        finally:
+            news.close()
+            await asyncio.to_thread(news.stop)
+            await asyncio.to_thread(worker.stop)
+            db.close()
+
+    app = FastAPI(title="DisTrans coordinator", version=__version__, description=DESCRIPTION, lifespan=lifespan)
+    app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
+    app.state.throttle = FailureThrottle()
+    errors.install(app)
+    app.add_exception_handler(Stalled, rounds.stalled)
+    for module in (operations, clients, federations, rounds):
+        app.include_router(module.router)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes)
+    app.add_middleware(RequestIds)
+    _describe_problems(app)
+    return app
+
+
+def _describe_problems(app: FastAPI) -> None:
+    """FastAPI lists only the models that endpoints return; problems come from the handlers."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = original()
+        document["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
+
+
+def _answer_long_polls_on_exit(news: News) -> None:
+    """The web server waits for requests under way before it stops: long polls among them must be told at once."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous = signal.getsignal(number)
+
+        def handler(signum: int, frame: FrameType | None, previous: Any = previous) -> None:
+            loop.call_soon_threadsafe(news.close)
+            if callable(previous):
+                previous(signum, frame)
+
+        signal.signal(number, handler)

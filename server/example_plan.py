@@ -1,0 +1,65 @@
+"""A commented plan to start from; `distrans-server federation create --example` prints it, a test reads it."""
+
+EXAMPLE_PLAN = """\
+# A federation's plan. Everything but `name` and `classes` has a default, which is shown here.
+name = "lung-nodules"                  # letters, digits, . _ -
+classes = ["benign", "malignant"]      # the sites' class names are matched with these
+preset = "paper"                       # "paper": the published settings; "learned-offset": offsets that really move
+seed = 0                               # everything random follows from it
+averaging = "uniform"                  # or "samples": weigh sites by their number of images
+
+[image]                                # what the model sees; sites convert their images to it
+channels = 3
+height = 64
+width = 64
+mean = [0.5]                           # of pixels in 0 … 1; one value, or one per channel
+std = [0.5]
+
+[model]
+backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, or "package.module:function"
+activation = "none"                    # lenet only: "none" as the authors' code has it, or "relu"
+weights = "random"                     # or "imagenet" (torchvision's), or "file" (given with --weights)
+# dense_dim = 256                      # width of a dense layer before the logits; unset: the backbone's own
+
+[method]
+name = "distrans"                      # or "fedavg", which takes none of the following
+alpha = 0.3                            # blend factor of the offset
+update_rule = "alternating"            # Algorithm 1; "joint" is the authors' code, and faster
+offset_optimizer = "sgd"               # or "adam", "sign-sgd"
+# offset_lr = 0.001                    # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
+offset_gradient = "mean"               # or "sum" over the images of a batch
+offset_init = "uniform"                # or "imagenet", "normal", "zeros", "generator"
+shared_offset = false                  # a control: one offset for all
+offset_aggregation = "auto"            # "network" below the threshold of DH, else "none"; or "none", "mean", "network"
+dh_threshold = 0.5
+
+[method.generator]                     # the offset aggregation network
+inputs = "embedding"                   # or "embedding+offset", as the paper's text has it
+optimizer = "sgd"                      # or "adam"
+lr = 0.01
+steps = 1                              # regression steps per client and round
+reduction = "mean"                     # or "sum"
+mix = 1.0                              # mix × network output + (1 − mix) × the client's own offset
+hidden = 100
+width = 512
+
+[training]                             # at each site, in each round
+batch_size = 32
+epochs = 1
+lr = 0.005
+momentum = 0.0
+weight_decay = 0.0
+# clip_norm = 10.0                     # largest norm of the gradient; unset: no clipping
+
+[rounds]
+count = 100
+min_clients = 1                        # rounds begin when so many sites have joined …
+join_deadline_s = 604800.0             # … which may take so long
+sample_fraction = 1.0                  # share of the sites chosen for each round
+deadline_s = 3600.0                    # time for a round's uploads
+quorum = 1.0                           # share of the participants that is enough at the deadline
+upload_idle_s = 60.0                   # an upload past the deadline may go on while bytes come at least so often …
+upload_grace_s = 21600.0               # … and for at most so long
+# target_accuracy = 0.95               # end early at this pooled accuracy
+# patience = 10                        # end after so many rounds without improvement
+"""

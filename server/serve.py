@@ -1,0 +1,108 @@
+"""`distrans-server serve`: one or several uvicorn processes on one socket."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from pythonjsonlogger.json import JsonFormatter
+from uvicorn.supervisors import Multiprocess
+
+from server.api.request_id import RequestIdFilter
+from server.app import create_app
+from server.service.housekeeping import Retention
+from server.settings import Settings
+from shared.problems import DistransError
+
+# Worker processes are started anew and take the settings from here.
+_ENVIRONMENT = "DISTRANS_SERVE_"
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where and how to listen."""
+
+    host: str = "127.0.0.1"
+    port: int = 8400
+    workers: int = 1
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    log_format: str = "text"
+    log_level: str = "info"
+
+
+def serve(settings: Settings, listen: Listen) -> None:
+    """Run until SIGTERM or Ctrl-C; requests under way are finished."""
+    for name, value in (
+        ("DB", settings.db_url),
+        ("ADMIN_TOKEN", settings.admin_token),
+        ("SCRAPE_TOKEN", settings.scrape_token or ""),
+        ("KEEP_ROUND_UPLOADS", str(settings.retention.keep_round_uploads)),
+        ("LOG_FORMAT", listen.log_format),
+        ("LOG_LEVEL", listen.log_level),
+    ):
+        os.environ[_ENVIRONMENT + name] = value
+    for file in (listen.tls_cert, listen.tls_key):
+        if file is not None and not file.is_file():
+            raise DistransError(f"{file} is not a file.", next_step="Give --tls-cert and --tls-key PEM files.")
+    config = uvicorn.Config(
+        "server.serve:create_worker_app",
+        factory=True,
+        host=listen.host,
+        port=listen.port,
+        workers=listen.workers,
+        ssl_certfile=listen.tls_cert,
+        ssl_keyfile=listen.tls_key,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=30,
+        lifespan="on",
+    )
+    configure_logging(listen.log_format, listen.log_level)
+    try:
+        socket = config.bind_socket()
+    except SystemExit as error:  # uvicorn has logged why
+        raise DistransError(
+            f"Cannot listen on {listen.host}:{listen.port}.", next_step="Is another program there? Try --port."
+        ) from error
+    scheme = "https" if listen.tls_cert else "http"
+    logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
+    server = uvicorn.Server(config)
+    try:
+        if listen.workers > 1:
+            Multiprocess(config, sockets=[socket]).run()
+        else:
+            server.run(sockets=[socket])
+    except KeyboardInterrupt:  # uvicorn passes the signal on once it has stopped
+        pass
+    finally:
+        socket.close()
+
+
+def create_worker_app() -> FastAPI:
+    """The application of one worker process, from the settings that `serve` left in the environment."""
+    configure_logging(os.environ[_ENVIRONMENT + "LOG_FORMAT"], os.environ[_ENVIRONMENT + "LOG_LEVEL"])
+    return create_app(
+        Settings(
+            db_url=os.environ[_ENVIRONMENT + "DB"],
+            admin_token=os.environ[_ENVIRONMENT + "ADMIN_TOKEN"],
+            scrape_token=os.environ[_ENVIRONMENT + "SCRAPE_TOKEN"] or None,
+            retention=Retention(keep_round_uploads=int(os.environ[_ENVIRONMENT + "KEEP_ROUND_UPLOADS"])),
+        )
+    )
+
+
+def configure_logging(log_format: str, level: str) -> None:
+    """One line an event on stderr, with the request's id: text for people, JSON for programs."""
+    fields = "%(asctime)s %(levelname)s %(name)s %(request_id)s %(message)s"
+    handler = logging.StreamHandler()
+    handler.addFilter(RequestIdFilter())
+    handler.setFormatter(JsonFormatter(fields) if log_format == "json" else logging.Formatter(fields))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,0 +1,121 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import __version__
+
+PROGRAMS = ["distrans-server", "distrans-agent", "distrans-lab"]
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's programs as a person would, away from the repository."""
+    program = Path(sys.executable).parent / command[0]
+    environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
+    return subprocess.run(
+        [program, *command[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def refuses(*command: str, folder: Path) -> str:
+    """What a program says on stderr when it fails in an orderly way."""
+    result = run(*command, folder=folder)
+    assert result.returncode in (1, 2)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def table_rows(output: str) -> list[list[str]]:
+    """The cells of a table's body."""
+    return [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if line.startswith("│")
+    ]
+
+
+class TestEveryProgram:
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_version(self, program: str, tmp_path: Path) -> None:
+        result = run(program, "--version", folder=tmp_path)
+        assert (result.returncode, result.stdout, result.stderr) == (0, f"distrans {__version__}\n", "")
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_help(self, program: str, tmp_path: Path) -> None:
+        result = run(program, "--help", folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert f"Usage: {program}" in result.stdout
+        assert "--version" in result.stdout
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_unknown_command(self, program: str, tmp_path: Path) -> None:
+        assert "No such command 'dance'" in refuses(program, "dance", folder=tmp_path)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_unknown_option(self, program: str, tmp_path: Path) -> None:
+        assert "No such option" in refuses(program, "--dance", folder=tmp_path)
+
+    @pytest.mark.parametrize("module", ["server", "client_agent", "lab"])
+    def test_help_does_not_load_torch(self, module: str) -> None:
+        code = f"import sys, {module}.__main__; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    @pytest.mark.parametrize("module", ["server", "client_agent", "lab"])
+    def test_it_can_be_run_as_a_module(self, module: str, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", module, "--version"]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout) == (0, f"distrans {__version__}\n")
+
+
+class TestDemo:
+    def test_it_ends_with_the_table(self, tmp_path: Path) -> None:
+        result = run("distrans-lab", "demo", "--rounds", "2", folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith("5 sites, 4 digits each, 1347 training images, DH 60%\n")
+        for method in ("distrans", "fedavg"):
+            rounds = re.findall(rf"^{method}: round (\d) of 2, accuracy (\d+\.\d)%$", result.stdout, re.MULTILINE)
+            assert [number for number, _ in rounds] == ["1", "2"]
+        *sites, pooled = table_rows(result.stdout)
+        assert [row[0] for row in sites] == [f"site-00{number}" for number in range(1, 6)]
+        assert all(len(row[1].split()) == 4 for row in sites)
+        assert pooled[0] == "all"
+        assert int(pooled[2]) == sum(int(row[2]) for row in sites)
+        assert all(re.fullmatch(r"\d+\.\d%", cell) for row in (*sites, pooled) for cell in row[3:5])
+        assert all(float(row[5]) > 0 for row in sites)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_number_of_sites_that_does_not_fit(self, tmp_path: Path) -> None:
+        assert refuses("distrans-lab", "demo", "--clients", "3", folder=tmp_path) == (
+            "error: 3 clients with 10 classes cannot have DH 60%. They can have 0%.\n"
+        )
+
+    @pytest.mark.parametrize("option", [("--clients", "0"), ("--rounds", "0"), ("--dh", "2"), ("--seed", "-1")])
+    def test_numbers_out_of_range(self, option: tuple[str, str], tmp_path: Path) -> None:
+        assert option[0] in refuses("distrans-lab", "demo", *option, folder=tmp_path)
+
+
+class TestBenchTrain:
+    def test_it_prints_its_table(self, tmp_path: Path) -> None:
+        result = run("distrans-lab", "bench", "train", "lenet", "--repeats", "1", "--device", "cpu", folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "Local training, 3×64×64, batch 32, on cpu" in result.stdout
+        ((name, speed, joint, alternating),) = table_rows(result.stdout)
+        assert name == "lenet"
+        assert int(speed) > 0
+        assert all(re.fullmatch(r"\d+\.\d\d×", ratio) for ratio in (joint, alternating))
+
+    def test_unknown_backbone(self, tmp_path: Path) -> None:
+        message = refuses("distrans-lab", "bench", "train", "vgg", folder=tmp_path)
+        assert message.startswith("error: The plan has a fault:\n  model.backbone: unknown; use one of lenet,")
+
+    def test_unknown_device(self, tmp_path: Path) -> None:
+        message = refuses("distrans-lab", "bench", "train", "lenet", "--device", "gpu", folder=tmp_path)
+        assert message.startswith("error: The device 'gpu' cannot be used here:")

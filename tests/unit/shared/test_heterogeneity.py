@@ -1,0 +1,291 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from shared.heterogeneity import (
+    Shares,
+    class_embeddings,
+    classes_per_client,
+    count_classes,
+    dirichlet_shares,
+    distributional_heterogeneity,
+    paper_shares,
+)
+from shared.problems import SplitError
+
+counts_arrays = arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.integers(0, 50))
+seeds = st.integers(0, 2**32)
+
+
+@st.composite
+def even_splits(draw: st.DrawFn) -> tuple[int, int, int]:
+    """(classes, clients, classes per client) where every class can have equally many holders."""
+    classes, clients = draw(st.integers(2, 12)), draw(st.integers(1, 12))
+    each = draw(st.sampled_from([u for u in range(1, classes + 1) if u * clients % classes == 0]))
+    return classes, clients, each
+
+
+# Classes, clients, classes per client, DH: the settings of the paper's tables.
+PAPER_SETTINGS = [
+    *((10, 10, each, dh) for each, dh in [(10, 0.0), (6, 0.4), (4, 0.6), (2, 0.8), (1, 1.0)]),  # CIFAR-10
+    *((8, 8, each, dh) for each, dh in [(8, 0.0), (6, 0.25), (4, 0.5), (2, 0.75), (1, 1.0)]),  # CH-MNIST
+    *((100, 10, each, dh) for each, dh in [(100, 0.0), (60, 0.4), (40, 0.6), (20, 0.8), (10, 1.0)]),  # CIFAR-100
+    *((200, 10, each, dh) for each, dh in [(200, 0.0), (120, 0.4), (80, 0.6), (40, 0.8), (20, 1.0)]),  # Bird-200
+    *((8, clients, 4, 0.5) for clients in (8, 16, 24, 40)),
+    *((100, clients, 10, 0.9) for clients in (50, 100, 500)),
+]
+
+
+@pytest.mark.parametrize(("classes", "clients", "each", "dh"), PAPER_SETTINGS)
+def test_the_papers_settings_have_the_papers_dh(classes: int, clients: int, each: int, dh: float) -> None:
+    held = paper_shares(classes, clients, each, seed=0).values > 0
+    assert distributional_heterogeneity(held) == pytest.approx(dh)
+    assert classes_per_client(dh, classes, clients) == each
+
+
+@pytest.mark.parametrize(
+    ("counts", "dh"),
+    [
+        ([[1, 1], [1, 1]], 0.0),
+        ([[5, 0], [0, 5]], 1.0),
+        ([[5, 3], [0, 5]], 0.5),
+        ([[1, 1, 0], [1, 0, 0]], 1 - 2 / 6),  # the third class is nobody's
+        ([[0, 0], [0, 0]], 1.0),
+        ([[4, 4, 4]], 1.0),  # one client shares nothing with anybody
+    ],
+)
+def test_dh_by_hand(counts: list[list[int]], dh: float) -> None:
+    assert distributional_heterogeneity(counts) == pytest.approx(dh)
+
+
+@given(counts=counts_arrays)
+def test_dh_lies_between_0_and_1_and_looks_at_who_has_a_class_not_at_how_much(counts: NDArray[np.int64]) -> None:
+    dh = distributional_heterogeneity(counts)
+    assert 0 <= dh <= 1
+    assert distributional_heterogeneity(counts > 0) == dh
+    assert distributional_heterogeneity(counts[::-1, ::-1] * 7) == dh
+
+
+@given(clients=st.integers(2, 100), data=st.data())
+def test_dh_is_the_nearest_number_to_its_fraction(clients: int, data: st.DataObject) -> None:
+    """So that comparing it with a threshold of 0.2 means what it says; 1 − 0.8 is less than that."""
+    holders = data.draw(st.integers(2, clients))
+    counts = np.arange(clients)[:, None] < holders
+    assert distributional_heterogeneity(counts) == (clients - holders) / clients
+
+
+@pytest.mark.parametrize("nothing", [[], [[]]])
+def test_dh_of_nothing_is_refused(nothing: list[Any]) -> None:
+    with pytest.raises(SplitError, match="at least one client"):
+        distributional_heterogeneity(nothing)
+
+
+def test_an_embedding_is_the_share_of_each_class_not_the_clients_own_histogram() -> None:
+    assert class_embeddings([[30, 10], [10, 30]]).tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert class_embeddings([[30, 10], [90, 10]]).tolist() == [[0.25, 0.5], [0.75, 0.5]]
+
+
+@given(counts=counts_arrays)
+def test_embeddings_sum_to_one_over_the_clients_of_every_class_that_anybody_has(counts: NDArray[np.int64]) -> None:
+    embeddings = class_embeddings(counts)
+    assert embeddings.shape == counts.shape
+    assert (embeddings >= 0).all()
+    np.testing.assert_allclose(embeddings.sum(axis=0), (counts.sum(axis=0) > 0).astype(float))
+
+
+def test_counting_classes_names_those_without_images_too() -> None:
+    assert count_classes([2, 0, 2], 4).tolist() == [1, 0, 2, 0]
+    assert count_classes([], 2).tolist() == [0, 0]
+
+
+@given(setting=even_splits(), seed=seeds)
+def test_every_client_holds_as_many_classes_and_every_class_has_as_many_holders(
+    setting: tuple[int, int, int], seed: int
+) -> None:
+    classes, clients, each = setting
+    held = paper_shares(classes, clients, each, seed).values > 0
+    assert (held.sum(axis=1) == each).all()
+    assert (held.sum(axis=0) == each * clients // classes).all()
+
+
+@given(setting=even_splits(), seed=seeds)
+def test_shares_sum_to_one_and_come_from_numbers_between_point_4_and_point_6(
+    setting: tuple[int, int, int], seed: int
+) -> None:
+    values = paper_shares(*setting, seed).values
+    np.testing.assert_allclose(values.sum(axis=0), 1)
+    for column in values.T:
+        held = column[column > 0]
+        assert held.max() / held.min() <= 0.6 / 0.4 + 1e-9
+
+
+def test_shares_use_the_whole_range_from_point_4_to_point_6() -> None:
+    values = paper_shares(10, 200, 10, seed=0).values
+    assert values.max() / values.min() > 1.4
+
+
+def test_equal_draws_give_equal_shares() -> None:
+    np.testing.assert_allclose(paper_shares(4, 4, 4, seed=0, low=0.6).values, 0.25)
+
+
+@given(setting=even_splits(), seed=seeds, images=st.integers(30, 60))
+def test_no_image_goes_to_two_clients_and_each_gets_its_share_rounded_down(
+    setting: tuple[int, int, int], seed: int, images: int
+) -> None:
+    classes, shares = setting[0], paper_shares(*setting, seed)
+    labels = np.repeat(np.arange(classes), images)
+    parts = shares.split(labels, seed)
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together)
+    for part, row in zip(parts, shares.values, strict=True):
+        assert (np.diff(part) > 0).all()
+        cut_off = row * images - count_classes(labels[part], classes)
+        assert (cut_off > -1e-6).all()
+        assert (cut_off < 1).all()
+
+
+def test_the_remainder_is_dropped() -> None:
+    shares = Shares(np.array([[0.5, 0.35], [0.5, 0.65]]), keep_all=False)
+    sizes = [count_classes(np.repeat([0, 1], 9)[part], 2).tolist() for part in shares.split(np.repeat([0, 1], 9), 0)]
+    assert sizes == [[4, 3], [4, 5]]
+
+
+def test_a_whole_number_of_images_is_not_cut_by_its_binary_form() -> None:
+    assert int(0.29 * 100) == 28  # what plain arithmetic makes of it
+    parts = Shares(np.array([[0.29], [0.71]]), keep_all=False).split(np.zeros(100, dtype=int), 0)
+    assert [len(part) for part in parts] == [29, 71]
+
+
+@given(setting=even_splits(), seed=seeds)
+def test_a_split_is_a_function_of_its_seed(setting: tuple[int, int, int], seed: int) -> None:
+    labels = np.repeat(np.arange(setting[0]), 40)
+    one, same = paper_shares(*setting, seed), paper_shares(*setting, seed)
+    assert (one.values == same.values).all()
+    for first, second in zip(one.split(labels, seed), same.split(labels, seed), strict=True):
+        assert (first == second).all()
+
+
+def test_another_seed_gives_another_split() -> None:
+    labels = np.repeat(np.arange(10), 40)
+    one, other = paper_shares(10, 10, 4, seed=0), paper_shares(10, 10, 4, seed=1)
+    assert ((one.values > 0) != (other.values > 0)).any()
+    assert (one.split(labels, 0)[0].tolist()) != one.split(labels, 1)[0].tolist()
+
+
+@given(setting=even_splits(), seed=seeds)
+def test_training_and_test_images_are_shared_out_alike(setting: tuple[int, int, int], seed: int) -> None:
+    classes, shares = setting[0], paper_shares(*setting, seed)
+    train, test = np.repeat(np.arange(classes), 200), np.repeat(np.arange(classes), 50)[::-1]
+    for train_part, test_part in zip(shares.split(train, seed), shares.split(test, seed), strict=True):
+        in_train, in_test = count_classes(train[train_part], classes), count_classes(test[test_part], classes)
+        assert ((in_train > 0) == (in_test > 0)).all()
+        np.testing.assert_allclose(in_train / 200, in_test / 50, atol=1 / 50)
+
+
+def test_an_uneven_split_is_refused_with_what_would_divide() -> None:
+    with pytest.raises(SplitError) as caught:
+        paper_shares(10, 4, 3, seed=0)
+    assert caught.value.message == "4 clients × 3 classes each do not divide evenly over 10 classes."
+    assert caught.value.next_step == "With 4 clients, these numbers of classes per client divide evenly: [5, 10]."
+
+
+@given(classes=st.integers(2, 12), clients=st.integers(1, 12), data=st.data(), seed=seeds)
+def test_an_uneven_split_that_is_allowed_gives_some_classes_one_holder_more(
+    classes: int, clients: int, data: st.DataObject, seed: int
+) -> None:
+    each = data.draw(st.integers(1, classes))
+    values = paper_shares(classes, clients, each, seed, allow_uneven=True).values
+    holders = (values > 0).sum(axis=0)
+    assert ((values > 0).sum(axis=1) == each).all()
+    assert holders.max() - holders.min() <= 1
+    np.testing.assert_allclose(values.sum(axis=0), holders > 0)
+
+
+@pytest.mark.parametrize("each", [0, 11])
+def test_a_client_cannot_hold_no_class_nor_more_than_there_are(each: int) -> None:
+    with pytest.raises(SplitError, match=rf"1 … 10 classes, not {each}"):
+        paper_shares(10, 10, each, seed=0)
+
+
+def test_a_class_with_too_few_images_for_its_holders_is_named() -> None:
+    labels = np.concatenate([np.zeros(50, dtype=int), np.ones(3, dtype=int)])
+    with pytest.raises(SplitError, match=r"Class 1 has 3 images, too few for its 4 clients\. Use fewer clients"):
+        paper_shares(2, 4, 2, seed=0).split(labels, 0)
+
+
+def test_a_class_without_any_image_is_nobodys() -> None:
+    parts = paper_shares(2, 4, 2, seed=0).split(np.zeros(50, dtype=int), 0)
+    assert all(len(part) > 0 for part in parts)
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_outside_the_classes_are_refused(label: int) -> None:
+    with pytest.raises(SplitError, match="0 … 1"):
+        paper_shares(2, 2, 2, seed=0).split([0, 1, label], 0)
+
+
+@given(setting=even_splits())
+def test_the_number_of_classes_per_client_has_the_dh_that_was_asked_for(setting: tuple[int, int, int]) -> None:
+    classes, clients, each = setting
+    dh = distributional_heterogeneity(paper_shares(classes, clients, each, seed=0).values > 0)
+    assert classes_per_client(dh, classes, clients) == each
+
+
+def test_a_dh_that_cannot_be_had_is_refused_with_those_that_can() -> None:
+    with pytest.raises(SplitError) as caught:
+        classes_per_client(0.6, classes=8, clients=4)
+    assert caught.value.message == "4 clients with 8 classes cannot have DH 60%."
+    assert caught.value.next_step == "They can have 0%, 25%, 50%, 100%."
+
+
+def test_dh_may_be_given_as_a_rounded_number() -> None:
+    assert classes_per_client(0.33, classes=3, clients=3) == 2
+
+
+@given(
+    classes=st.integers(2, 8),
+    clients=st.integers(1, 8),
+    concentration=st.floats(0.05, 50),
+    images=st.integers(0, 40),
+    seed=seeds,
+)
+def test_dirichlet_shares_use_every_image_exactly_once(
+    classes: int, clients: int, concentration: float, images: int, seed: int
+) -> None:
+    assume(classes * images)
+    shares = dirichlet_shares(classes, clients, concentration, seed)
+    assert shares.values.shape == (clients, classes)
+    np.testing.assert_allclose(shares.values.sum(axis=0), 1)
+    parts = shares.split(np.repeat(np.arange(classes), images), seed)
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(classes * images))
+
+
+def test_a_small_concentration_makes_clients_differ_more_than_a_large_one() -> None:
+    labels = np.repeat(np.arange(10), 100)
+
+    def measure(concentration: float) -> tuple[float, float]:
+        shares = dirichlet_shares(10, 5, concentration, seed=0)
+        counts = [count_classes(labels[part], 10) for part in shares.split(labels, 0)]
+        return distributional_heterogeneity(counts), float(shares.values.max(axis=0).mean())
+
+    (small_dh, small_share), (large_dh, large_share) = measure(0.05), measure(50)
+    assert large_dh == 0
+    assert small_dh > 0.5
+    assert large_share < 0.4 < 0.7 < small_share
+
+
+def test_dirichlet_shares_follow_from_the_seed() -> None:
+    one, same, other = (dirichlet_shares(5, 3, 0.5, seed).values for seed in (1, 1, 2))
+    assert (one == same).all()
+    assert (one != other).all()
+
+
+@pytest.mark.parametrize("concentration", [0, -1])
+def test_a_concentration_must_be_positive(concentration: float) -> None:
+    with pytest.raises(SplitError, match="must be positive"):
+        dirichlet_shares(3, 3, concentration, seed=0)

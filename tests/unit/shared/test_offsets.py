@@ -1,0 +1,110 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shared.method_options import DistransOptions
+from shared.offsets import initial_offset, normalise, relative_motion
+from shared.plan import FederationPlan, validate_plan
+
+
+def plan_with(seed: int = 0, channels: int = 3, **method: Any) -> FederationPlan:
+    return validate_plan(
+        {
+            "name": "offsets",
+            "classes": ["a", "b"],
+            "seed": seed,
+            "image": {"channels": channels, "height": 64, "width": 48, "mean": [0.4], "std": [0.2]},
+            "method": method,
+        }
+    )
+
+
+def offset_of(client: str, plan: FederationPlan) -> Tensor:
+    assert isinstance(plan.method, DistransOptions)
+    return initial_offset(plan, plan.method, client)
+
+
+INITS = ["uniform", "imagenet", "normal", "zeros", "generator"]
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_the_start_has_the_shape_of_one_image(init: str) -> None:
+    offset = offset_of("a", plan_with(offset_init=init))
+    assert (offset.shape, offset.dtype) == ((3, 64, 48), torch.float32)
+
+
+@pytest.mark.parametrize("init", ["uniform", "imagenet", "normal"])
+def test_the_start_follows_from_the_seed_and_the_client_alone(init: str) -> None:
+    first = offset_of("a", plan_with(offset_init=init))
+    torch.rand(100)  # other random numbers in between
+    assert torch.equal(offset_of("a", plan_with(offset_init=init, alpha=0.7)), first)
+    assert not torch.equal(offset_of("b", plan_with(offset_init=init)), first)
+    assert not torch.equal(offset_of("a", plan_with(seed=1, offset_init=init)), first)
+
+
+@pytest.mark.parametrize("init", ["uniform", "imagenet", "normal"])
+def test_a_shared_offset_is_the_same_for_all_clients_of_one_seed(init: str) -> None:
+    plan = plan_with(offset_init=init, shared_offset=True)
+    assert torch.equal(offset_of("a", plan), offset_of("b", plan))
+    assert not torch.equal(offset_of("a", plan), offset_of("a", plan_with(offset_init=init)))
+    assert not torch.equal(offset_of("a", plan), offset_of("a", plan_with(1, offset_init=init, shared_offset=True)))
+
+
+def test_no_client_id_gets_the_shared_offset_by_its_name() -> None:
+    shared = offset_of("anyone", plan_with(shared_offset=True))
+    assert not torch.equal(offset_of("everyone", plan_with()), shared)
+
+
+def test_uniform_pixels_are_normalised_by_the_plans_own_statistics() -> None:
+    pixels = offset_of("a", plan_with()) * 0.2 + 0.4
+    assert float(pixels.min()) == pytest.approx(0, abs=1e-3)
+    assert float(pixels.max()) == pytest.approx(1, abs=1e-3)
+    assert float(pixels.mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(pixels.std()) == pytest.approx(12**-0.5, abs=0.01)
+
+
+def test_imagenet_pixels_are_the_uniform_ones_normalised_by_imagenets_statistics() -> None:
+    pixels = offset_of("a", plan_with()) * 0.2 + 0.4
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    expected = (pixels - mean[:, None, None]) / std[:, None, None]
+    torch.testing.assert_close(offset_of("a", plan_with(offset_init="imagenet")), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_uniform_start_has_the_measured_size_for_imagenets_statistics() -> None:
+    offset = offset_of("a", plan_with(offset_init="imagenet"))
+    assert float(offset.square().mean().sqrt()) == pytest.approx(1.30, abs=0.03)
+
+
+def test_normal_and_zero_starts_are_what_they_say() -> None:
+    normal = offset_of("a", plan_with(offset_init="normal"))
+    assert float(normal.mean()) == pytest.approx(0, abs=0.05)
+    assert float(normal.std()) == pytest.approx(1, abs=0.05)
+    assert float(normal.abs().max()) > 3
+    assert not offset_of("a", plan_with(offset_init="zeros")).any()
+
+
+def test_normalising_goes_channel_by_channel() -> None:
+    pixels = torch.ones(4, 3, 2, 2)
+    found = normalise(pixels, (0.0, 0.5, 1.0), (1.0, 0.5, 0.25))
+    assert found[:, :, 0, 0].tolist() == [[1.0, 1.0, 0.0]] * 4
+    assert torch.equal(normalise(pixels, (0.5,), (0.25,)), torch.full_like(pixels, 2.0))
+
+
+@given(factor=st.floats(-4, 4), seed=st.integers(0, 1000))
+def test_motion_is_relative_to_the_length_of_the_start(factor: float, seed: int) -> None:
+    start = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+    assert relative_motion(start * factor, start) == pytest.approx(abs(factor - 1), abs=1e-6)
+
+
+def test_motion_by_hand() -> None:
+    start, moved = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[3.0, 5.0]]])
+    assert relative_motion(moved, start) == pytest.approx(0.2)
+    assert relative_motion(start, start) == 0
+
+
+def test_motion_from_zero_has_no_meaning() -> None:
+    assert relative_motion(torch.ones(1, 2, 2), torch.zeros(1, 2, 2)) is None

@@ -68,6 +68,7 @@ def serve(settings: Settings, listen: Listen) -> None:
         raise DistransError(
             f"Cannot listen on {listen.host}:{listen.port}.", next_step="Is another program there? Try --port."
         ) from error
+    socket.listen(config.backlog)  # from here on connections queue up, also while the workers start
     scheme = "https" if listen.tls_cert else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     server = uvicorn.Server(config)

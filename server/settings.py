@@ -50,7 +50,7 @@ def find_admin_token(data_dir: Path, *, create: bool) -> tuple[str, Path | None]
     except OSError as error:
         raise DistransError(f"The admin token in {file} cannot be read: {error.strerror}.") from error
     token = new_secret()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:  # another process was first

@@ -11,3 +11,6 @@ settings.load_profile("project")
 @pytest.fixture(autouse=True)
 def _seeded_torch() -> None:
     torch.manual_seed(0)
+
+
+pytest_plugins = ["support.databases"]

@@ -47,7 +47,7 @@ class Database:
         if self.is_sqlite:
             if parsed.database in (None, "", ":memory:"):
                 raise DatabaseError("SQLite needs a file.", next_step="Use sqlite:///path/to/file.db.")
-            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            Path(str(parsed.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Autocommit mode: this module says BEGIN itself, so that a write takes its lock at the start.
             connect_args: dict[str, Any] = {"isolation_level": None, "timeout": _BUSY_TIMEOUT_MS / 1000}
         else:

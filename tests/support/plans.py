@@ -1,0 +1,56 @@
+"""Small plans and the updates that fit them."""
+
+from typing import Any
+
+import torch
+
+from shared.methods import server_half
+from shared.methods.base import PERSONAL, SHARED, Facts, Update
+from shared.plan import FederationPlan, validate_plan
+from shared.schemas import TrainingReport
+from shared.wire import encode
+
+CLASSES = ("cat", "dog")
+
+
+def small_plan(name: str = "pets", **tables: Any) -> FederationPlan:
+    """LeNet on 1×14×14 images of two classes: about 20 kB a model. `tables` replace or extend the plan's tables."""
+    plan: dict[str, Any] = {
+        "name": name,
+        "classes": CLASSES,
+        "image": {"channels": 1, "height": 14, "width": 14},
+        "rounds": {"count": 2, "deadline_s": 60},
+    }
+    for key, value in tables.items():
+        plan[key] = {**plan[key], **value} if isinstance(value, dict) and key in plan else value
+    return validate_plan(plan)
+
+
+def update_tensors(plan: FederationPlan, facts: Facts, seed: int) -> dict[str, torch.Tensor]:
+    """Random tensors with the names and shapes of an update of this plan."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(entry.shape, generator=generator)
+        if entry.dtype.is_floating_point
+        else torch.full(entry.shape, seed % 7, dtype=entry.dtype)
+        for name, entry in server_half(plan).update_spec(facts).entries.items()
+    }
+
+
+def report(samples: int = 10, **fields: Any) -> TrainingReport:
+    """A plausible training report."""
+    return TrainingReport.model_validate(
+        {"samples": samples, "batches": 1, "loss": 0.5, "accuracy": 0.5, "seconds": 0.1} | fields
+    )
+
+
+def update_body(plan: FederationPlan, facts: Facts, seed: int = 0, samples: int = 10) -> bytes:
+    """The bytes of a valid update with random tensors."""
+    return encode(update_tensors(plan, facts, seed), {"report": report(samples).model_dump_json()})
+
+
+def encode_update(update: Update) -> bytes:
+    """The bytes of an update that a client half made."""
+    tensors = {SHARED + name: value for name, value in update.shared.items()}
+    tensors |= {PERSONAL + name: value for name, value in update.personal.items()}
+    return encode(tensors, {"report": update.report.model_dump_json()})

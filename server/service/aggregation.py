@@ -27,7 +27,7 @@ from shared.schemas import TrainingReport
 from shared.wire import encode
 
 logger = logging.getLogger(__name__)
-LEASE_S = 30.0
+LEASE_S = 10.0
 
 
 class LeaseLost(Exception):

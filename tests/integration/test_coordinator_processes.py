@@ -1,0 +1,163 @@
+"""Coordinator processes that share a database, are killed, and are used by many sites at once."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import safetensors.torch
+from support.coordinator import CoordinatorProcess, Site, running
+from support.databases import new_postgres_database
+from support.plans import small_plan, update_body, update_tensors
+
+from server.core.aggregation import strip
+from server.store.schema import upgrade
+from server.store.session import Database
+from shared.methods.base import SHARED
+from shared.plan import FederationPlan
+from shared.summation import RunningMean
+from shared.wire import digest, encode
+
+FEDAVG = {"name": "fedavg"}
+
+
+def wait_for_model(site: Site, number: int) -> None:
+    """Follow the long poll until the coordinator has published this model."""
+    task = site.task(after="none")
+    while task.model is None or task.model.number < number:
+        assert task.action in ("train", "wait"), task
+        task = site.task(after=task.ticket)
+
+
+def expected_mean(plan: FederationPlan, seeds: list[int]) -> str:
+    mean = RunningMean()
+    for seed in seeds:
+        mean.add(strip(update_tensors(plan, {}, seed), SHARED))
+    return digest(encode(mean.result()))
+
+
+def published_mean(site: Site, number: int) -> str:
+    return digest(encode(site.tensors(f"/v1/federations/{site.plan.name}/model?round={number}")))
+
+
+def test_two_processes_see_the_last_two_uploads_at_the_same_moment(postgres_url: str, tmp_path: Path) -> None:
+    """Fifty rounds, each closed by two uploads that race on two processes: each is aggregated once, from both."""
+    url = new_postgres_database(postgres_url)
+    db = Database(url)
+    upgrade(db)
+    db.close()
+    rounds = 50
+    plan = small_plan(method=FEDAVG, rounds={"count": rounds, "min_clients": 2})
+    with running(url, tmp_path) as first, running(url, tmp_path) as second, ThreadPoolExecutor(2) as pool:
+        first.create(plan)
+        left = first.join(plan, "left", {"cat": 1})
+        right = Site(second.http, plan, "right", first.join(plan, "right", {"dog": 1}).token)
+        for number in range(1, rounds + 1):
+            task = left.task()
+            assert task.round is not None
+            assert task.round.number == number
+            barrier = Barrier(2)
+
+            def upload(site: Site, seed: int, round_id: int = task.round.id, barrier: Barrier = barrier) -> int:
+                body = update_body(plan, {}, seed)
+                barrier.wait()
+                return site.put(round_id, body).status_code
+
+            assert list(pool.map(upload, (left, right), (2 * number, 2 * number + 1))) == [200, 200]
+            if number < rounds:
+                wait_for_model(left, number)
+        after = ""
+        while (last := right.task(after=after)).action != "finished":
+            after = last.ticket
+        history = first.admin("GET", f"/v1/federations/{plan.name}/rounds")
+        assert [(row["number"], row["state"], row["updates"]) for row in history] == [
+            (number, "done", 2) for number in range(1, rounds + 1)
+        ]
+        for number in range(1, rounds + 1):
+            assert published_mean(left, number) == expected_mean(plan, [2 * number, 2 * number + 1])
+
+
+def test_killed_after_every_upload_it_goes_on_where_it_was(db_url: str, tmp_path: Path) -> None:
+    plan = small_plan(method=FEDAVG, rounds={"count": 2, "min_clients": 2})
+    with running(db_url, tmp_path) as coordinator:
+        coordinator.create(plan)
+        tokens = [coordinator.join(plan, name, {"cat": 1}).token for name in ("left", "right")]
+        coordinator.kill()
+    for number in (1, 2):
+        for place, token in enumerate(tokens):
+            with running(db_url, tmp_path) as coordinator:
+                site = Site(coordinator.http, plan, f"site {place}", token)
+                after = ""
+                while (task := site.task(after=after)).round is None:
+                    after = task.ticket
+                assert task.round.number == number
+                assert site.put(task.round.id, update_body(plan, {}, 10 * number + place)).status_code == 200
+                coordinator.kill()
+    with running(db_url, tmp_path) as coordinator:
+        site = Site(coordinator.http, plan, "left", tokens[0])
+        after = ""
+        while (task := site.task(after=after)).action != "finished":
+            after = task.ticket
+        for number in (1, 2):
+            assert published_mean(site, number) == expected_mean(plan, [10 * number, 10 * number + 1])
+
+
+@pytest.fixture
+def sqlite_coordinator(tmp_path: Path) -> CoordinatorProcess:
+    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path, "--workers", "2") as coordinator:
+        yield coordinator
+
+
+def test_forty_sites_upload_at_once_to_two_processes_on_sqlite(sqlite_coordinator: CoordinatorProcess) -> None:
+    plan = small_plan(method=FEDAVG, image={"height": 32, "width": 32}, rounds={"count": 1, "min_clients": 40})
+    sqlite_coordinator.create(plan)
+    with ThreadPoolExecutor(40) as pool:
+        sites = list(pool.map(lambda number: sqlite_coordinator.join(plan, f"site-{number}", {"cat": 1}), range(40)))
+        round_id = sites[0].task().round.id
+        barrier = Barrier(40)
+
+        def upload(number: int) -> int:
+            body = update_body(plan, {}, number)
+            barrier.wait()
+            return sites[number].put(round_id, body).status_code
+
+        assert list(pool.map(upload, range(40))) == [200] * 40
+    after = ""
+    while (task := sites[0].task(after=after)).action != "finished":
+        after = task.ticket
+    assert published_mean(sites[0], 1) == expected_mean(plan, list(range(40)))
+    assert not [line for line in sqlite_coordinator.lines if "locked" in line or "Traceback" in line]
+
+
+def peak_memory_kb(coordinator: CoordinatorProcess) -> int:
+    status = Path(f"/proc/{coordinator.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from Linux's /proc")
+def test_peak_memory_of_a_round_does_not_grow_with_the_number_of_clients(tmp_path: Path) -> None:
+    """Forty clients of 4 MB each stay within a few models of what three clients needed."""
+    peaks = {}
+    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path) as coordinator:
+        for clients in (3, 40):
+            plan = small_plan(
+                f"of-{clients}",
+                method=FEDAVG,
+                image={"channels": 3, "height": 64, "width": 64},
+                rounds={"count": 1, "min_clients": clients},
+            )
+            coordinator.create(plan)
+            sites = [coordinator.join(plan, f"site-{number}", {"cat": 1}) for number in range(clients)]
+            body = update_body(plan, {}, 1)
+            round_id = sites[0].task().round.id
+            for site in sites:
+                assert site.put(round_id, body).status_code == 200
+            after = ""
+            while (task := sites[0].task(after=after)).action != "finished":
+                after = task.ticket
+            mean = safetensors.torch.load(coordinator.http.get(task.model.url, headers=sites[0].headers).content)
+            update = strip(safetensors.torch.load(body), SHARED)
+            assert all(mean[name].equal(value) for name, value in update.items())
+            peaks[clients] = peak_memory_kb(coordinator)
+    assert (peaks[40] - peaks[3]) * 1024 < 8 * len(body), peaks

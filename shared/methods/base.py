@@ -160,5 +160,13 @@ class ClientHalf(ABC):
         """One round of local training: the update to upload, and the private tensors to keep once it is stored."""
 
     @abstractmethod
-    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
-        """What `/predict` and evaluation use after a round; `task` carries the newest model and personal tensors."""
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
+        """What `/predict` and evaluation use after a round; `task` carries the newest model and personal tensors.
+
+        Without `use_offset` a method that has one leaves it out, for comparison.
+        """
+
+    def offset(self, task: RoundTask, private: Tensors) -> Tensor | None:
+        """The offset that the predictor applies; None for methods without one."""
+        del task, private
+        return None

@@ -167,9 +167,14 @@ class DistransClient(ClientHalf):
         return Update(detached_state(net), uploaded, report), {"offset": trained, "initial_offset": first}
 
     @override
-    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
-        net = load_shared(build_double(self.plan, self.options.alpha), task.shared)
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
+        # With α = 0 both channels see the image as it is.
+        net = load_shared(build_double(self.plan, self.options.alpha if use_offset else 0.0), task.shared)
         return ModulePredictor(net, runtime, current_offset(task, private))
+
+    @override
+    def offset(self, task: RoundTask, private: Tensors) -> Tensor | None:
+        return current_offset(task, private)
 
 
 def current_offset(task: RoundTask, private: Tensors) -> Tensor:

@@ -80,5 +80,5 @@ class FedAvgClient(ClientHalf):
         return Update(detached_state(net), {}, report), private
 
     @override
-    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
         return ModulePredictor(load_shared(build_single(self.plan), task.shared), runtime)

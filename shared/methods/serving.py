@@ -25,12 +25,12 @@ class ModulePredictor:
     """A frozen network in eval mode, with the extra inputs that it takes beside the images."""
 
     def __init__(self, net: nn.Module, runtime: Runtime, *extras: Tensor) -> None:
-        self._net = runtime.prepare(net).eval().requires_grad_(False)
-        self._extras = [extra.to(runtime.device) for extra in extras]
+        self.net = runtime.prepare(net).eval().requires_grad_(False)
+        self.extras = [extra.to(runtime.device) for extra in extras]
         self._runtime = runtime
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images → logits in float32."""
         with self._runtime.autocast():
-            return self._net(self._runtime.move(images), *self._extras).float()  # type: ignore[no-any-return]
+            return self.net(self._runtime.move(images), *self.extras).float()  # type: ignore[no-any-return]

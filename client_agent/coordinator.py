@@ -1,0 +1,232 @@
+"""The coordinator as the agent sees it: calls that go on through network errors, restarts and slow links."""
+
+import logging
+import random
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from client_agent.errors import AgentEnded, Refused, Stopped
+from client_agent.settings import Connection
+from shared import __version__
+from shared.evaluation import Evaluation
+from shared.problems import DistransError
+from shared.schemas import ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, TaskAnswer, UpdateReceipt
+from shared.wire import digest, digest_header
+
+Model = TypeVar("Model", bound=BaseModel)
+logger = logging.getLogger(__name__)
+WAIT_S = 30.0
+RESUMABLE_BYTES = 8 * 1024 * 1024  # larger uploads go in the resumable form
+_PIECE_BYTES = 1024 * 1024
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_ENDING_CODES = {"client-revoked", "client-left", "invalid-token"}
+_TIMEOUT = httpx.Timeout(30.0, read=WAIT_S + 30.0)
+
+
+def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
+    """An HTTP client for the coordinator; proxies come from the environment."""
+    connection.check()
+    try:
+        context = ssl.create_default_context(cafile=connection.ca_file)
+        if connection.client_cert:
+            context.load_cert_chain(connection.client_cert, connection.client_key)
+    except (OSError, ssl.SSLError) as error:
+        raise DistransError(
+            f"The TLS files cannot be used: {error}.", next_step="Check --ca-file and --client-cert."
+        ) from error
+    headers = {"User-Agent": f"distrans-agent/{__version__}"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return httpx.Client(base_url=connection.server, headers=headers, verify=context, timeout=_TIMEOUT)
+
+
+def explain(error: httpx.HTTPError) -> str:
+    """A network error in words."""
+    text = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        cause = text.split("certificate verify failed:")[-1].split("(_ssl")[0].strip()
+        return f"the coordinator's certificate is not trusted ({cause}); is --ca-file needed, or the address wrong?"
+    return text
+
+
+def refusal(response: httpx.Response) -> Refused:
+    """The coordinator's problem as an exception."""
+    try:
+        body: dict[str, Any] = response.json()
+        return Refused(response.status_code, body["code"], body["detail"], body.get("next_step"))
+    except (ValueError, KeyError, TypeError):
+        return Refused(
+            response.status_code,
+            "unknown",
+            f"The server answered {response.status_code}.",
+            "Is it a DisTrans coordinator?",
+        )
+
+
+def once(call: Callable[[], httpx.Response]) -> httpx.Response:
+    """One call at the command line, where a person can try again: errors are raised at once."""
+    try:
+        response = call()
+    except httpx.HTTPError as error:
+        raise DistransError(
+            f"The coordinator cannot be reached: {explain(error)}.", next_step="Check --server and the network."
+        ) from error
+    if response.is_success:
+        return response
+    raise refusal(response)
+
+
+def preview(http: httpx.Client) -> FederationPlanAnswer:
+    """The plan behind an invite, whose token the client carries."""
+    return FederationPlanAnswer.model_validate(once(lambda: http.get("/v1/join")).json())
+
+
+def join(http: httpx.Client, request: JoinRequest) -> JoinAnswer:
+    """Enrol."""
+    return JoinAnswer.model_validate(once(lambda: http.post("/v1/join", json=request.model_dump())).json())
+
+
+class Coordinator:
+    """Calls that are repeated until they are answered, or until the agent is asked to stop."""
+
+    def __init__(self, http: httpx.Client, stopping: threading.Event) -> None:
+        self._http, self._stopping = http, stopping
+        self.reachable: bool | None = None
+        self.bytes_sent = self.bytes_received = 0
+
+    def _repeat(self, what: str, call: Callable[[], httpx.Response]) -> httpx.Response:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if self._stopping.is_set():
+                raise Stopped
+            wait_s: float | None = None
+            try:
+                response = call()
+            except httpx.HTTPError as error:
+                problem = explain(error)
+            else:
+                if response.is_success or response.status_code == 304:
+                    self.reachable = True
+                    return response
+                if response.status_code < 500 and response.status_code not in (408, 429):
+                    refused = refusal(response)
+                    if refused.code in _ENDING_CODES:
+                        raise AgentEnded(f"The coordinator has ended this agent's access: {refused.message}")
+                    raise refused
+                problem = f"the coordinator answered {response.status_code}"
+                after = response.headers.get("retry-after", "")
+                wait_s = min(float(after), 3600.0) if after.isdigit() else None
+            self.reachable = False
+            chosen_s = wait_s if wait_s is not None else pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
+            logger.warning("%s: %s; trying again in %.0f s", what, problem, chosen_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            if self._stopping.wait(chosen_s):
+                raise Stopped
+
+    def me(self) -> ClientView:
+        """The coordinator's record of this client."""
+        return _parse(ClientView, self._repeat("asking for my record", lambda: self._http.get("/v1/me")))
+
+    def update_counts(self, counts: dict[str, int]) -> None:
+        """Tell that the data have changed."""
+        self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json={"class_counts": counts}))
+
+    def task(self, after: str, wait_s: float = WAIT_S) -> TaskAnswer:
+        """What to do now; waits for news after the ticket."""
+        params: dict[str, str | float] = {"wait": wait_s, "after": after}
+        return _parse(TaskAnswer, self._repeat("asking for work", lambda: self._http.get("/v1/task", params=params)))
+
+    def download(self, url: str, target: Path, sha256: str | None = None) -> bytes:
+        """A body; what a broken transfer left is kept in `target` and gone on from."""
+        etag_file = target.with_name(target.name + ".etag")
+        while True:
+            self._repeat("downloading", lambda: self._fetch(url, target, etag_file))
+            data, etag = target.read_bytes(), etag_file.read_text().strip('"')
+            target.unlink()
+            etag_file.unlink()
+            if digest(data) == (sha256 or etag):
+                return data
+            logger.warning("a download of %s did not match its digest; fetching it again", url)
+            if self._stopping.wait(_FIRST_PAUSE_S):
+                raise Stopped
+
+    def _fetch(self, url: str, target: Path, etag_file: Path) -> httpx.Response:
+        have = target.stat().st_size if target.exists() and etag_file.exists() else 0
+        headers = {"Range": f"bytes={have}-", "If-Range": etag_file.read_text()} if have else {}
+        with self._http.stream("GET", url, headers=headers) as response:
+            if not response.is_success:
+                response.read()
+                if response.status_code == 416:  # it is whole already
+                    response.status_code = 206
+                return response
+            if response.status_code == 200:
+                target.unlink(missing_ok=True)
+                etag_file.write_text(response.headers["etag"])
+            with target.open("ab") as handle:
+                for piece in response.iter_bytes(_PIECE_BYTES):
+                    handle.write(piece)
+                    self.bytes_received += len(piece)
+                    if self._stopping.is_set():
+                        raise Stopped
+            return response
+
+    def upload(self, round_id: int, body: bytes, sha256: str) -> UpdateReceipt:
+        """Send an update; the same one again is answered in the same way. Raises Refused when the round is over."""
+        url = f"/v1/rounds/{round_id}/update"
+        if len(body) <= RESUMABLE_BYTES:
+            headers = {"Content-Digest": digest_header(sha256)}
+            response = self._repeat("uploading", lambda: self._http.put(url, content=body, headers=headers))
+            self.bytes_sent += len(body)
+        else:
+            response = self._repeat("uploading", lambda: self._send_rest(url, body, sha256))
+        return _parse(UpdateReceipt, response)
+
+    def _send_rest(self, url: str, body: bytes, sha256: str) -> httpx.Response:
+        status = self._http.head(url)
+        if not status.is_success:
+            return _explained(status)
+        offset = int(status.headers["upload-offset"])
+        if status.headers.get("upload-complete") == "?1":
+            offset = len(body)
+        headers = {
+            "Upload-Offset": str(offset),
+            "Upload-Length": str(len(body)),
+            "Repr-Digest": digest_header(sha256),
+        }
+        response = self._http.patch(url, content=self._pieces(body, offset), headers=headers)
+        if response.status_code == 409 and response.headers.get("upload-offset") is not None:
+            response.status_code = 503  # another offset is expected: ask again and go on from there
+        return response
+
+    def _pieces(self, body: bytes, offset: int) -> Iterator[bytes]:
+        for start in range(offset, len(body), _PIECE_BYTES):
+            if self._stopping.is_set():
+                raise Stopped
+            piece = body[start : start + _PIECE_BYTES]
+            self.bytes_sent += len(piece)
+            yield piece
+
+    def evaluation(self, model: int, result: Evaluation) -> None:
+        """Report what a global model scored here."""
+        url = f"/v1/models/{model}/evaluation"
+        self._repeat("reporting a score", lambda: self._http.put(url, json=result.model_dump()))
+
+
+def _explained(status: httpx.Response) -> httpx.Response:
+    """HEAD answers carry no body: give the refusal one."""
+    codes = {403: "not-a-participant", 404: "no-such-round", 410: "round-closed"}
+    body = {
+        "code": codes.get(status.status_code, "unknown"),
+        "detail": f"The coordinator answered {status.status_code}.",
+    }
+    return httpx.Response(status.status_code, json=body, headers={"retry-after": status.headers.get("retry-after", "")})
+
+
+def _parse(kind: type[Model], response: httpx.Response) -> Model:
+    return kind.model_validate(response.json())

@@ -1,0 +1,182 @@
+"""A site's images, checked against the plan and ready to be trained on."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_agent.errors import DataError
+from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
+from client_agent.sources import Example, Item, open_source
+from shared.heterogeneity import count_classes
+from shared.plan import FederationPlan, ImagePlan
+
+DEFAULT_CACHE_BYTES = 2 * 1024**3
+_PREFETCHED_BATCHES = 3
+_SHOWN = 10
+
+
+def load_item(item: Item, shape: ImagePlan) -> Tensor:
+    """One image as the model sees it."""
+    if isinstance(item, Path):
+        return to_tensor(decode(item, TRAINING_FORMATS), shape)
+    pixels = item
+    if pixels.shape[0] != shape.channels:
+        if {pixels.shape[0], shape.channels} != {1, 3}:
+            raise DataError(f"It has {pixels.shape[0]} channels, the plan asks for {shape.channels}.")
+        weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # as Pillow turns RGB into grey
+        pixels = pixels.expand(3, -1, -1) if shape.channels == 3 else (pixels * weights).sum(0, keepdim=True)
+    return fit(pixels, shape)
+
+
+class ImageSet:
+    """Images with their labels. The first ones stay decoded within the cache's budget, the rest is read by workers."""
+
+    def __init__(
+        self,
+        examples: list[Example],
+        plan: FederationPlan,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        workers: int = 2,
+        pin: bool = False,
+    ) -> None:
+        positions = {name: position for position, name in enumerate(plan.classes)}
+        self._items = [example.item for example in examples]
+        self._shape, self._workers, self._pin = plan.image, workers, pin
+        self.labels = torch.tensor([positions[example.label] for example in examples], dtype=torch.int64)
+        image_bytes = 4 * plan.image.channels * plan.image.height * plan.image.width
+        self._cache: list[Tensor | None] = [None] * min(len(examples), cache_bytes // image_bytes)
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return len(self._items)
+
+    def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass in an order that follows from the seed; the next batches are decoded while one is in use."""
+        order = np.asarray(torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed)))
+        parts = deque(order[start : start + size] for start in range(0, len(order), size))
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="images") as pool:
+            coming: deque[Future[tuple[Tensor, Tensor]]] = deque()
+            try:
+                while parts or coming:
+                    while parts and len(coming) < _PREFETCHED_BATCHES:
+                        coming.append(pool.submit(self._batch, parts.popleft()))
+                    yield coming.popleft().result()
+            finally:
+                for future in coming:
+                    future.cancel()
+
+    def _batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        images = torch.stack([self._image(int(index)) for index in indices])
+        return images.pin_memory() if self._pin else images, self.labels[torch.from_numpy(indices)]
+
+    def _image(self, index: int) -> Tensor:
+        cached = self._cache[index] if index < len(self._cache) else None
+        if cached is None:
+            item = self._items[index]
+            try:
+                cached = load_item(item, self._shape)
+            except DataError as error:
+                raise DataError(f"{item if isinstance(item, Path) else f'Image {index}'}: {error}") from error
+            if index < len(self._cache):
+                self._cache[index] = cached
+        return cached
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What the check of a site's data found."""
+
+    class_counts: dict[str, int]
+    test_counts: dict[str, int]
+    bad: list[str] = field(default_factory=list)
+
+    @property
+    def train_images(self) -> int:
+        """Number of training images."""
+        return sum(self.class_counts.values())
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """Training and held-out images of a site."""
+
+    train: ImageSet
+    test: ImageSet
+    report: DataReport
+
+
+def open_data(
+    spec: str,
+    plan: FederationPlan,
+    *,
+    skip_bad: bool = False,
+    check_files: bool = False,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    pin: bool = False,
+    on_file: Callable[[int, int], None] = lambda _done, _total: None,
+) -> SiteData:
+    """Open a site's data for a plan; a DataError lists what is wrong, `skip_bad` goes on without it.
+
+    `check_files` decodes every file once, so that a broken one is found before training and not during it.
+    """
+    split = open_source(spec, plan.seed, plan.classes)
+    bad = [f"class {name!r} has no images" for name in split.empty]
+    known = set(plan.classes)
+    unknown = sorted({example.label for example in split.train + split.test} - known)
+    bad += [f"class {name!r} is not in the plan" for name in unknown]
+    parts = [[example for example in part if example.label in known] for part in (split.train, split.test)]
+    if check_files:
+        broken = _broken_files(parts[0] + parts[1], plan.image, on_file)
+        bad += [f"{path}: {reason}" for path, reason in broken.items()]
+        parts = [[example for example in part if example.item not in broken] for part in parts]
+    if bad and not skip_bad:
+        shown = "\n".join(f"  {line}" for line in bad[:_SHOWN])
+        more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        raise DataError(
+            f"The data at {spec} do not fit the plan:\n{shown}{more}\n"
+            f"The plan's classes: {', '.join(plan.classes[:50])}",
+            next_step="\nMend them, or go on without them: --skip-bad",
+        )
+    if not parts[0]:
+        raise DataError(f"There is no training image of a class of the plan at {spec}.")
+    budgets = _share_budget(cache_bytes, len(parts[0]), len(parts[1]))
+    train, test = (
+        ImageSet(part, plan, cache_bytes=budget, pin=pin) for part, budget in zip(parts, budgets, strict=True)
+    )
+    counts, test_counts = (
+        dict(zip(plan.classes, count_classes(part.labels, len(plan.classes)).tolist(), strict=True))
+        for part in (train, test)
+    )
+    return SiteData(train, test, DataReport(counts, test_counts, bad))
+
+
+def _share_budget(cache_bytes: int, train: int, test: int) -> tuple[int, int]:
+    share = train / max(train + test, 1)
+    return int(cache_bytes * share), int(cache_bytes * (1 - share))
+
+
+def _broken_files(examples: list[Example], shape: ImagePlan, on_file: Callable[[int, int], None]) -> dict[Path, str]:
+    files = [example.item for example in examples if isinstance(example.item, Path)]
+    broken: dict[Path, str] = {}
+
+    def check(file: Path) -> tuple[Path, str | None]:
+        try:
+            load_item(file, shape)
+        except DataError as error:
+            return file, str(error)
+        return file, None
+
+    with ThreadPoolExecutor(4) as pool:
+        for done, (file, reason) in enumerate(pool.map(check, files), start=1):
+            on_file(done, len(files))
+            if reason is not None:
+                broken[file] = reason
+    return broken

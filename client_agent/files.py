@@ -1,0 +1,25 @@
+"""Files that are whole or not there: written aside, flushed to the disk, then renamed."""
+
+import os
+from pathlib import Path
+
+
+def write_durably(file: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file in one step; after a crash at any point the old or the new content is there, never a mixture."""
+    aside = file.with_name(file.name + ".new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    aside.replace(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

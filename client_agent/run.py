@@ -1,0 +1,136 @@
+"""`distrans-agent run`: the loop and the web service as one process."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+import uvicorn
+from rich.console import Console
+
+from client_agent.agent import Agent
+from client_agent.api import create_app
+from client_agent.coordinator import Coordinator, open_http
+from client_agent.data import open_data
+from client_agent.errors import AgentEnded, Stopped
+from client_agent.serving import PredictionQueue
+from client_agent.settings import RunOptions, ServeOptions
+from client_agent.state import StateFolder
+from shared.plan import FederationPlan
+from shared.problems import DistransError
+from shared.runtime import Runtime, select_device
+
+logger = logging.getLogger(__name__)
+_STOP_WAIT_S = 30.0
+
+
+def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
+    """Run until stopped; raises AgentEnded when the coordinator has ended this agent's part."""
+    identity = state.identity()
+    device = select_device(options.device)
+    runtime = Runtime(device, options.precision, options.channels_last, options.compile)
+    stopping = threading.Event()
+    with state.locked(), _signals(stopping):
+        data = None
+        if options.train:
+            data = open_data(
+                identity.data,
+                identity.plan,
+                skip_bad=identity.skip_bad,
+                cache_bytes=options.cache_bytes,
+                pin=device.type == "cuda",
+            )
+        with open_http(identity.connection, identity.token) as http:
+            agent = Agent(state, identity, Coordinator(http, stopping), data, runtime, options, console, stopping)
+            if options.serve is None:
+                _run_loop(agent, options, stopping)
+            else:
+                with _service(agent, identity.plan, options.serve):
+                    _run_loop(agent, options, stopping)
+
+
+def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> None:
+    """The loop in a thread, so that a signal need not wait for a long poll."""
+    failure: list[BaseException] = []
+
+    def loop() -> None:
+        torch.set_num_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
+        try:
+            agent.run()
+        except Stopped:
+            pass
+        except BaseException as error:  # handed to the main thread
+            failure.append(error)
+        finally:
+            stopping.set()
+
+    thread = threading.Thread(target=loop, name="agent", daemon=True)
+    watcher = threading.Thread(target=agent.follow_pin, name="pin", daemon=True)
+    thread.start()
+    watcher.start()
+    stopping.wait()
+    # Training ends within a batch. Anything else may be cut off at any point: what counts is on the disk.
+    while thread.is_alive() and agent.doing.startswith("training"):
+        thread.join(timeout=0.1)
+    watcher.join()
+    if failure:
+        error = failure[0]
+        if isinstance(error, DistransError):
+            raise error
+        raise AgentEnded(f"The agent met an error that it did not expect: {type(error).__name__}: {error}") from error
+    if agent.outcome:
+        logger.info("%s", agent.outcome)
+
+
+@contextmanager
+def _service(agent: Agent, plan: FederationPlan, serve: ServeOptions) -> Iterator[None]:
+    """The site's web service, in a thread with its own event loop."""
+    predictions = agent.predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
+    config = uvicorn.Config(
+        create_app(plan, predictions, serve, agent.info),
+        host=serve.host,
+        port=serve.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    try:
+        socket = config.bind_socket()
+    except SystemExit as error:  # uvicorn has logged why
+        raise DistransError(
+            f"Cannot listen on {serve.host}:{serve.port}.", next_step="Is another program there? Try --port."
+        ) from error
+    socket.listen(config.backlog)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: server.run(sockets=[socket]), name="web", daemon=True)
+    thread.start()
+    logger.info("serving /predict on http://%s:%d", serve.host, socket.getsockname()[1])
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(_STOP_WAIT_S)
+        predictions.stop()
+        socket.close()
+
+
+@contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask to stop; a second one ends at once."""
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            os._exit(130)
+        stopping.set()
+
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)

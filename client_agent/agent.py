@@ -80,8 +80,9 @@ class Agent:
                 ticket = ""
                 self._stopping.wait(1.0)
             if task.action == "finished":
-                self.outcome = f"The federation has finished: {task.reason}"
-                logger.info("%s", self.outcome)
+                if not self.outcome:
+                    self.outcome = f"The federation has finished: {task.reason}"
+                    logger.info("%s", self.outcome)
                 if self._options.exit_when_finished or self._options.serve is None:
                     return
 

@@ -43,10 +43,13 @@ class ScoredClass(BaseModel):
     probability: float
 
 
-class Prediction(ScoredClass):
+class Prediction(BaseModel):
     """The likeliest class of one image."""
 
     index: int
+    label: str
+    class_id: int
+    probability: float
     top_k: list[ScoredClass]
 
 
@@ -124,7 +127,9 @@ def create_app(
                 WWW_Authenticate="Bearer",
             )
 
-    @app.post("/predict", dependencies=[Depends(allowed)], openapi_extra=_REQUEST_BODY)
+    @app.post(
+        "/predict", dependencies=[Depends(allowed)], openapi_extra=_REQUEST_BODY, response_model_exclude_unset=True
+    )
     async def predict(
         request: Request,
         top_k: Annotated[int, Query(ge=1, le=1000, description="How many classes to list for each image.")] = 3,
@@ -170,7 +175,7 @@ def create_app(
         model, probabilities = answered or without  # type: ignore[misc]  # one of them is there
         figures.images.inc(len(images))
         figures.latency.observe(time.perf_counter() - started)
-        return PredictAnswer(
+        answer = PredictAnswer(
             model=ModelInfo(
                 federation=model.federation,
                 round=model.number,
@@ -179,8 +184,10 @@ def create_app(
             ),
             predictions=_describe(model, probabilities, top_k),
             request_id=request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex[:16],
-            without_offset=_describe(without[0], without[1], top_k) if own is not None and without else None,
         )
+        if own is not None and without is not None:
+            answer.without_offset = _describe(*without, top_k)
+        return answer
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

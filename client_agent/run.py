@@ -82,8 +82,6 @@ def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> N
         if isinstance(error, DistransError):
             raise error
         raise AgentEnded(f"The agent met an error that it did not expect: {type(error).__name__}: {error}") from error
-    if agent.outcome:
-        logger.info("%s", agent.outcome)
 
 
 @contextmanager

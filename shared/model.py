@@ -78,7 +78,8 @@ class DoubleChannelModel(_Classifier):
             # Two passes: each channel is normalised by its own statistics, and both move the running ones.
             z = torch.cat([self._channel(left), self._channel(right)], dim=1)
         else:
-            z = torch.cat(self._channel(torch.cat([left, right])).chunk(2), dim=1)
+            both = self._channel(torch.cat([left, right]))
+            z = torch.cat([both[: len(x)], both[len(x) :]], dim=1)
         return self.logits(z)  # type: ignore[no-any-return]
 
     def _channel(self, x: Tensor) -> Tensor:

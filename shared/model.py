@@ -79,7 +79,8 @@ class DoubleChannelModel(_Classifier):
             z = torch.cat([self._channel(left), self._channel(right)], dim=1)
         else:
             both = self._channel(torch.cat([left, right]))
-            z = torch.cat([both[: len(x)], both[len(x) :]], dim=1)
+            size = x.shape[0]  # not len(x), which torch.export would take for a constant
+            z = torch.cat([both[:size], both[size:]], dim=1)
         return self.logits(z)  # type: ignore[no-any-return]
 
     def _channel(self, x: Tensor) -> Tensor:

@@ -48,17 +48,13 @@ def join(
     allow_insecure_http: Annotated[bool, typer.Option(help="Allow http:// to another machine.")] = False,
 ) -> None:
     """Check this site's data against the plan, and enrol."""
-    from client_agent import coordinator
-    from client_agent.data import open_data
-    from client_agent.settings import Connection, Identity, expand
-    from client_agent.state import StateFolder
-    from shared import __version__
-    from shared.runtime import select_device
-    from shared.schemas import JoinRequest
+    from pydantic import ValidationError
+    from rich.progress import Progress
 
-    folder = StateFolder(state)
-    if folder.exists:
-        raise DistransError(f"{state} holds an agent already.", next_step="Use another --state folder.")
+    from client_agent.enrol import join_federation
+    from client_agent.settings import Connection, expand
+    from client_agent.state import StateFolder
+
     connection = Connection(
         server=server.rstrip("/"),
         ca_file=expand(ca_file),
@@ -66,34 +62,27 @@ def join(
         client_key=expand(client_key),
         allow_insecure_http=allow_insecure_http,
     )
-    spec = str(Path(data).expanduser().resolve()) if Path(data).expanduser().exists() else data
-    with coordinator.open_http(connection, invite) as http:
-        plan = coordinator.preview(http).plan
-        out.print(f"Federation {plan.name}: {len(plan.classes)} classes, checking the data at {spec} …")
-        report = open_data(spec, plan, skip_bad=skip_bad, check_files=True, cache_bytes=0).report
-        _print_counts(report)
-        answer = coordinator.join(
-            http,
-            JoinRequest(
-                name=name,
-                class_counts=report.class_counts,
-                agent_version=__version__,
-                device=str(select_device().type),
-            ),
-        )
-    folder.create(
-        Identity(
-            client_id=answer.client_id,
-            name=name,
-            token=answer.token,
-            federation=answer.federation,
-            plan=answer.plan,
-            connection=connection,
-            data=spec,
-            skip_bad=skip_bad,
-        )
+    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
+        bar = progress.add_task("checking the images", total=None)
+        try:
+            identity = join_federation(
+                StateFolder(state),
+                connection,
+                invite,
+                name,
+                data,
+                skip_bad=skip_bad,
+                on_report=_print_counts,
+                on_file=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        except ValidationError as error:
+            faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+            raise DistransError(f"The site cannot join like this: {faults}.") from error
+    out.print(
+        f"Joined {identity.federation} as {name}. Credentials are in {state}, readable by you alone. "
+        "Next: distrans-agent run",
+        highlight=False,
     )
-    out.print(f"Joined as {name}. Credentials are in {state}, readable by you alone. Next: distrans-agent run")
 
 
 def _print_counts(report: "DataReport") -> None:

@@ -1,11 +1,14 @@
 """`distrans-lab`. Heavy imports stand inside the commands, so that `--help` answers at once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from shared.command_line import VersionOption, run
+from shared.problems import DistransError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
@@ -20,14 +23,41 @@ def program(version: VersionOption = False) -> None:
 @app.command()
 def demo(
     clients: Annotated[int, typer.Option(min=1, max=50, help="Number of sites.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the federation.")] = 15,
-    dh: Annotated[float, typer.Option(min=0, max=1, help="Heterogeneity of the sites' classes, 0 … 1.")] = 0.6,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the federation.")] = 12,
+    dh: Annotated[float, typer.Option(min=0, max=1, help="How much the sites' classes differ, 0 … 1.")] = 0.6,
+    method: Annotated[str, typer.Option(help="distrans or fedavg.")] = "distrans",
+    backbone: Annotated[str, typer.Option(help="lenet, alexnet, resnet18, resnet50.")] = "lenet",
+    data: Annotated[str, typer.Option(help="An image folder with one folder per class.")] = "sklearn:digits",
+    folder: Annotated[Path, typer.Option("--dir", help="Where everything goes.")] = Path("demo-run"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
 ) -> None:
-    """Run a small federation on scikit-learn's digits in memory and compare it with FedAvg."""
-    from lab.demo import run_demo
+    """Run a coordinator and agents as real processes on this machine, and compare what the sites gain."""
+    from lab.demo import DemoOptions, run_demo
 
-    run_demo(Console(), clients, rounds, dh, seed)
+    if method not in ("distrans", "fedavg"):
+        raise DistransError(f"There is no method {method!r}.", next_step="Use distrans or fedavg.")
+    run_demo(Console(), DemoOptions(folder, clients, rounds, dh, method, backbone, data, seed, keep))
+
+
+@app.command()
+def split(
+    data: Annotated[str, typer.Argument(help="An image folder with one folder per class, or sklearn:digits.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for the sites.")],
+    clients: Annotated[int, typer.Option(min=1, max=10_000, help="Number of sites.")] = 5,
+    dh: Annotated[float, typer.Option(min=0, max=1, help="How much the sites' classes differ, 0 … 1.")] = 0.6,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
+) -> None:
+    """Cut a set of images into one folder per site, by the paper's splitter."""
+    from lab.splitting import split_into_sites
+
+    if target.exists() and any(target.iterdir()):
+        raise DistransError(f"{target} is not empty.", next_step="Name a new folder.")
+    sites = split_into_sites(data, target, clients, dh, seed)
+    table = Table("site", "classes", "training images", title=f"DH {sites.dh:.0%}")
+    for site in sites.folders:
+        table.add_row(str(site.path), " ".join(site.classes[:20]), str(site.images))
+    Console().print(table)
 
 
 @bench_app.command("train")

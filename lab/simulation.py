@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 
 from shared.evaluation import Evaluation, evaluate
 from shared.methods import client_half, server_half
-from shared.methods.base import ClientRecord, Facts, RoundTask, ServerState, Tensors, Update, Workplace
+from shared.methods.base import ClientRecord, Facts, LocalData, RoundTask, ServerState, Tensors, Update, Workplace
 from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
 from shared.summation import RunningMean
-from shared.tensor_data import TensorData
 
 EVALUATION_BATCH = 256
 
@@ -20,8 +19,8 @@ class SimulatedClient:
     """A site: its record, its data, and the private tensors it has kept."""
 
     record: ClientRecord
-    train: TensorData
-    test: TensorData
+    train: LocalData
+    test: LocalData
     private: Tensors = field(default_factory=dict)
 
     @property
@@ -69,8 +68,8 @@ class Simulation:
         personal = self.server.personal(self.state, client.record, self.roster, facts)
         return RoundTask(client.record.id, self.round + 1, self.state.shared, personal, facts)
 
-    def run_round(self) -> RoundOutcome:
-        """One round with every client, then an evaluation of the new model at every client."""
+    def run_round(self, *, evaluate: bool = True) -> RoundOutcome:
+        """One round with every client, then, if asked for, an evaluation of the new model at every client."""
         facts, mean = self.server.facts(self.roster), RunningMean()
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
@@ -81,7 +80,7 @@ class Simulation:
             reports[client.record.id] = update.report
         self.state = self.server.finish(self.state, mean.result(), uploads, self.roster, facts)
         self.round += 1
-        return RoundOutcome(self.round, facts, reports, self.evaluate())
+        return RoundOutcome(self.round, facts, reports, self.evaluate() if evaluate else {})
 
     def run(self) -> Iterator[RoundOutcome]:
         """All rounds of the plan that are left."""

@@ -1,11 +1,5 @@
 """A real coordinator process, and sites that talk to it over HTTP."""
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +7,7 @@ from typing import Any
 
 import httpx
 import safetensors.torch
+from support.processes import LoggedProcess
 from torch import Tensor
 
 from shared.plan import FederationPlan
@@ -20,74 +15,12 @@ from shared.schemas import FederationView, TaskAnswer
 from shared.wire import digest, digest_header
 
 ADMIN_TOKEN = "an-admin-token-for-tests"
-PROGRAMS = Path(sys.executable).parent
 
 
-class CoordinatorProcess:
-    """`distrans-server serve` on a free port; its log is kept in `lines`."""
+class Coordinator:
+    """What an operator does with a coordinator, over whichever connection `http` is."""
 
-    def __init__(self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None) -> None:
-        environment = os.environ | {
-            "DISTRANS_ADMIN_TOKEN": ADMIN_TOKEN,
-            "DISTRANS_DB": db_url,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "error::ResourceWarning",
-        }
-        self.lines: list[str] = []
-        self._address: str | None = None
-        self._seen = threading.Condition()
-        self.process = subprocess.Popen(
-            [PROGRAMS / "distrans-server", "serve", "--port", "0", "--data-dir", data_dir, *options],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.url = self.wait_for_line(r"listening on (\S+)")
-        self.http = httpx.Client(base_url=self.url, timeout=30, verify=ca_file or True, trust_env=False)
-        self.wait_for_line("Application startup complete")
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._seen:
-                self.lines.append(line.rstrip("\n"))
-                self._seen.notify_all()
-        with self._seen:
-            self._seen.notify_all()
-
-    def wait_for_line(self, pattern: str, timeout_s: float = 60) -> str:
-        """The first group (or the whole) of the first log line that matches."""
-
-        def found() -> re.Match[str] | None:
-            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
-
-        with self._seen:
-            self._seen.wait_for(lambda: found() or self.process.poll() is not None, timeout_s)
-        match = found()
-        assert match, "no such line in the log:\n" + "\n".join(self.lines)
-        return match[1] if match.re.groups else match[0]
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-        self._close()
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
-        self._close()
-        return code
-
-    def _close(self) -> None:
-        self._reader.join(timeout=10)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self.http.close()
+    http: httpx.Client
 
     def admin(self, method: str, path: str, **options: Any) -> Any:
         """A call with the admin token that must succeed; its JSON."""
@@ -117,6 +50,27 @@ class CoordinatorProcess:
         return Site(self.http, plan, name, answer.json()["token"])
 
 
+class CoordinatorProcess(LoggedProcess, Coordinator):
+    """`distrans-server serve` on a free port."""
+
+    def __init__(self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None) -> None:
+        super().__init__(
+            ["distrans-server", "serve", "--port", "0", "--data-dir", data_dir, *options],
+            DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
+            DISTRANS_DB=db_url,
+            PYTHONWARNINGS="error::ResourceWarning",
+        )
+        self.url = self.wait_for_line(r"listening on (\S+)")
+        self.http = httpx.Client(base_url=self.url, timeout=30, verify=ca_file or True, trust_env=False)
+        self.wait_for_line("Application startup complete")
+
+    def wait(self, timeout_s: float = 90) -> int:
+        """Until it ends; the exit code."""
+        code = super().wait(timeout_s)
+        self.http.close()
+        return code
+
+
 class Site:
     """A client of a federation, by its token."""
 
@@ -126,9 +80,7 @@ class Site:
 
     def task(self, wait_s: float = 30, after: str = "") -> TaskAnswer:
         """What to do now."""
-        response = self.http.get(
-            "/v1/task", params={"wait": wait_s, "after": after}, headers=self.headers, timeout=wait_s + 30
-        )
+        response = self.http.get("/v1/task", params={"wait": wait_s, "after": after}, headers=self.headers)
         assert response.status_code == 200, response.text
         return TaskAnswer.model_validate(response.json())
 

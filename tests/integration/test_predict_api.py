@@ -1,0 +1,303 @@
+"""`/predict` to the letter of its contract."""
+
+import base64
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from client_agent import serving
+from client_agent.api import create_app
+from client_agent.serving import PredictionQueue
+from client_agent.settings import ServeOptions
+from client_agent.state import Bundle
+from shared.methods import server_half
+from shared.methods.base import ClientRecord
+from shared.plan import FederationPlan, validate_plan
+from shared.runtime import Runtime
+from shared.wire import digest, encode
+
+PLAN = validate_plan(
+    {
+        "name": "pets",
+        "classes": ["cat", "dog", "eel", "fox"],
+        "image": {"channels": 1, "height": 16, "width": 16},
+        "method": {"name": "distrans", "offset_aggregation": "none"},
+    }
+)
+
+
+def bundle(number: int = 3, plan: FederationPlan = PLAN) -> Bundle:
+    """A model with random weights of its own for each number, and an offset of its own."""
+    half = server_half(plan.model_copy(update={"seed": number}))
+    state = half.initial_state()
+    me = ClientRecord(f"site {number}", (1, 1, 1, 1))
+    facts = half.facts([me])
+    personal = half.personal(state, me, [me], facts)
+    return Bundle(number, digest(encode(state.shared)), state.shared, personal, {}, facts)
+
+
+def image(seed: int = 0, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 255, (20, 20), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+class Service:
+    """The web service in the test's process."""
+
+    def __init__(self, options: ServeOptions, model: Bundle | None) -> None:
+        self.queue = PredictionQueue(options.queue, options.max_images, threads=1)
+        if model is not None:
+            self.queue.model = serving.build(PLAN, "site", model, Runtime())
+        self.http = TestClient(create_app(PLAN, self.queue, options, lambda: {"agent": "me"}))
+
+    def predict(self, content: bytes | None = None, kind: str = "image/png", **options: Any) -> Any:
+        return self.http.post("/predict", content=content, headers={"content-type": kind}, **options)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    one = Service(ServeOptions(), bundle())
+    yield one
+    one.queue.stop()
+
+
+def expected(number: int = 3, seed: int = 0, use_offset: bool = True) -> list[float]:
+    from client_agent.images import PREDICT_FORMATS, decode, to_tensor
+
+    model = serving.build(PLAN, "site", bundle(number), Runtime())
+    tensor = to_tensor(decode(image(seed), PREDICT_FORMATS), PLAN.image)[None]
+    return (model.own if use_offset else model.none)(tensor).softmax(1)[0].tolist()
+
+
+def test_a_raw_png_is_answered_with_the_contracts_fields(service: Service) -> None:
+    answer = service.predict(image(), params={"top_k": 2})
+    assert answer.status_code == 200
+    body = answer.json()
+    assert set(body) == {"model", "predictions", "request_id"}
+    assert set(body["model"]) == {"federation", "round", "digest", "offset_digest"}
+    assert (body["model"]["federation"], body["model"]["round"]) == ("pets", 3)
+    assert body["model"]["digest"] == bundle().digest
+    (one,) = body["predictions"]
+    assert list(one) == ["index", "label", "class_id", "probability", "top_k"]
+    probabilities = expected()
+    best = int(np.argmax(probabilities))
+    assert (one["index"], one["class_id"], one["label"]) == (0, best, PLAN.classes[best])
+    assert one["probability"] == pytest.approx(probabilities[best], abs=1e-6)
+    assert [entry["probability"] for entry in one["top_k"]] == pytest.approx(sorted(probabilities)[::-1][:2], abs=1e-6)
+
+
+def test_the_three_forms_of_a_request_agree(service: Service) -> None:
+    files = [image(seed) for seed in range(3)]
+    raw = [service.predict(file).json()["predictions"][0]["probability"] for file in files]
+    form = service.http.post("/predict", files=[("images", (f"{n}.png", file)) for n, file in enumerate(files)])
+    texts = [base64.b64encode(file).decode() for file in files]
+    plain = service.http.post("/predict", json={"images": texts})
+    for answer in (form, plain):
+        assert answer.status_code == 200, answer.text
+        predictions = answer.json()["predictions"]
+        assert [one["index"] for one in predictions] == [0, 1, 2]
+        assert [one["probability"] for one in predictions] == pytest.approx(raw, abs=1e-5)
+
+
+def test_jpeg(service: Service) -> None:
+    assert service.predict(image(kind="JPEG"), "image/jpeg").status_code == 200
+
+
+def test_the_default_lists_three_classes_and_more_than_there_are_lists_all(service: Service) -> None:
+    assert len(service.predict(image()).json()["predictions"][0]["top_k"]) == 3
+    assert len(service.predict(image(), params={"top_k": 1000}).json()["predictions"][0]["top_k"]) == 4
+
+
+def test_the_callers_request_id_is_given_back(service: Service) -> None:
+    answer = service.http.post(
+        "/predict", content=image(), headers={"content-type": "image/png", "x-request-id": "abc"}
+    )
+    assert answer.json()["request_id"] == "abc"
+
+
+PNG = image()
+RAW: dict[str, Any] = {"content": PNG, "headers": {"content-type": "image/png"}}
+BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "truncated": (400, "undecodable-image", {"content": PNG[:100], "headers": {"content-type": "image/png"}}),
+    "empty": (400, "undecodable-image", {"content": b"", "headers": {"content-type": "image/png"}}),
+    "svg as png": (400, "undecodable-image", {"content": b"<svg/>", "headers": {"content-type": "image/png"}}),
+    "svg": (415, "unsupported-type", {"content": b"<svg/>", "headers": {"content-type": "image/svg+xml"}}),
+    "no type": (415, "unsupported-type", {"content": PNG}),
+    "33 files": (422, "image-count", {"files": [("images", (f"{n}.png", PNG)) for n in range(33)]}),
+    "no files": (422, "image-count", {"json": {"images": []}}),
+    "another field": (422, "image-count", {"files": [("pictures", ("a.png", PNG))]}),
+    "not base64": (400, "undecodable-image", {"json": {"images": ["!!!"]}}),
+    "not the json": (422, "invalid-json", {"json": {"image": "x"}}),
+    "broken json": (422, "invalid-json", {"content": b"{", "headers": {"content-type": "application/json"}}),
+    "broken form": (
+        422,
+        "invalid-form",
+        {"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}},
+    ),
+    "no boundary": (422, "invalid-form", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+    "top_k": (422, "invalid-parameters", RAW | {"params": {"top_k": 0}}),
+    "offset": (422, "invalid-parameters", RAW | {"params": {"offset": "x"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_each_with_its_status(service: Service, case: str) -> None:
+    status, code, options = BAD[case]
+    answer = service.http.post("/predict", **options)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    assert answer.json()["code"] == code
+
+
+def test_one_bad_image_among_good_ones_names_its_index_and_predicts_nothing(service: Service) -> None:
+    files = [("images", ("a.png", image())), ("images", ("b.png", b"broken")), ("images", ("c.png", image()))]
+    answer = service.http.post("/predict", files=files)
+    assert answer.status_code == 400
+    assert "Image 1" in answer.json()["detail"]
+    assert "predictions" not in answer.json()
+
+
+def test_too_many_bytes_and_too_many_pixels() -> None:
+    one = Service(ServeOptions(max_body_bytes=2000, max_pixels=200), bundle())
+    assert one.predict(bytes(3000)).status_code == 413
+
+    def chunks() -> Iterator[bytes]:
+        yield from [bytes(1000)] * 3
+
+    assert one.http.post("/predict", content=chunks(), headers={"content-type": "image/png"}).status_code == 413
+    answer = one.predict(image())
+    assert (answer.status_code, answer.json()["code"]) == (413, "too-many-pixels")
+    one.queue.stop()
+
+
+def test_before_the_first_model() -> None:
+    one = Service(ServeOptions(), None)
+    answer = one.predict(image())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert one.http.get("/readyz").status_code == 503
+    assert one.http.get("/healthz").status_code == 200
+    one.queue.stop()
+
+
+def test_the_token_is_asked_for_when_there_is_one() -> None:
+    one = Service(ServeOptions(token="let-me-in"), bundle())
+    assert one.predict(image()).status_code == 401
+    assert one.http.get("/info").status_code == 401
+    assert one.http.get("/metrics").status_code == 401
+    headers = {"content-type": "image/png", "authorization": "Bearer let-me-in"}
+    assert one.http.post("/predict", content=image(), headers=headers).status_code == 200
+    one.queue.stop()
+
+
+def test_the_offset_cannot_be_left_out_unless_the_agent_allows_it(service: Service) -> None:
+    assert service.predict(image(), params={"offset": "none"}).status_code == 403
+    one = Service(ServeOptions(allow_offset_override=True), bundle())
+    bare = one.predict(image(), params={"offset": "none", "top_k": 4}).json()
+    both = one.predict(image(), params={"offset": "both", "top_k": 4}).json()
+    assert bare["model"]["offset_digest"] is None
+    by_class = {entry["class_id"]: entry["probability"] for entry in bare["predictions"][0]["top_k"]}
+    assert [by_class[place] for place in range(4)] == pytest.approx(expected(use_offset=False), abs=1e-6)
+    assert both["without_offset"] == bare["predictions"]
+    assert both["predictions"] == service.predict(image(), params={"top_k": 4}).json()["predictions"]
+    one.queue.stop()
+
+
+def test_a_full_queue_is_said_at_once() -> None:
+    """The one thread that answers is held, so that the queue fills up."""
+    one = Service(ServeOptions(queue=1), bundle())
+    entered, release = threading.Event(), threading.Event()
+    model = one.queue.model
+    assert model is not None
+
+    def slow(images: torch.Tensor) -> torch.Tensor:
+        entered.set()
+        release.wait(30)
+        return model.own(images)
+
+    one.queue.model = serving.ServingModel(slow, slow, "pets", 1, "d", None, PLAN.classes)
+    tensor = torch.zeros(1, 1, 16, 16)
+    first = one.queue.submit(tensor)
+    assert entered.wait(30)
+    second = one.queue.submit(tensor)
+    answer = one.predict(image())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    release.set()
+    assert first.result(30)[1].shape == second.result(30)[1].shape == (1, 4)
+    one.queue.stop()
+
+
+def test_a_network_that_fails_fails_its_callers_and_not_the_service(service: Service) -> None:
+    def broken(_images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    good = service.queue.model
+    service.queue.model = serving.ServingModel(broken, broken, "pets", 1, "d", None, PLAN.classes)
+    unraised = TestClient(service.http.app, raise_server_exceptions=False)
+    assert unraised.post("/predict", content=image(), headers={"content-type": "image/png"}).status_code == 500
+    service.queue.model = good
+    assert service.predict(image()).status_code == 200
+
+
+def test_a_model_that_does_not_answer_with_numbers_is_never_served() -> None:
+    broken = bundle()
+    broken.shared["logits.bias"][0] = float("nan")
+    with pytest.raises(Exception, match="finite"):
+        serving.build(PLAN, "site", broken, Runtime())
+
+
+def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
+    """2,000 calls from eight threads while the model is swapped all the time: each answer is one whole model's."""
+    models = {number: serving.build(PLAN, "site", bundle(number), Runtime()) for number in range(4)}
+    truth = {(model.digest, model.offset_digest): expected(number) for number, model in models.items()}
+    assert len(truth) == 4
+    over, failures, calls = threading.Event(), [], []
+
+    def swap() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            service.queue.model = models[number % 4]
+
+    def call() -> None:
+        with TestClient(service.http.app) as http:
+            for _ in range(250):
+                answer = http.post("/predict?top_k=4", content=PNG, headers={"content-type": "image/png"})
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+                    continue
+                body = answer.json()
+                probabilities = truth[body["model"]["digest"], body["model"]["offset_digest"]]
+                found = {entry["class_id"]: entry["probability"] for entry in body["predictions"][0]["top_k"]}
+                if [found[place] for place in range(4)] != pytest.approx(probabilities, abs=1e-5):
+                    failures.append(answer.text)
+                calls.append(body["model"]["round"])
+
+    service.queue.model = models[0]
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    swapper = threading.Thread(target=swap)
+    for thread in (*threads, swapper):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    swapper.join()
+    assert not failures, failures[:3]
+    assert len(calls) == 2000
+    assert set(calls) == {0, 1, 2, 3}
+
+
+def test_metrics_and_info(service: Service) -> None:
+    service.predict(image())
+    text = service.http.get("/metrics").text
+    assert "distrans_agent_images_total 1.0" in text
+    assert "distrans_agent_model 3.0" in text
+    assert service.http.get("/info").json() == {"agent": "me"}
+    assert service.http.get("/readyz").json() == {"status": "ready", "round": 3}

@@ -1,0 +1,194 @@
+"""The coordinator's use cases without HTTP: an operator, sites, and a clock that moves when a test says so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+from sqlalchemy import func, select
+from support.plans import small_plan, update_body
+from torch import Tensor
+
+from server.core.aggregation import strip
+from server.service import enrolment, federations, housekeeping, tasks, uploads
+from server.service.aggregation import Aggregator
+from server.service.context import Actor, Context
+from server.service.enrolment import Identity
+from server.store import blobs
+from server.store.session import Database
+from server.store.tables import Base, Blob, Federation, Model, Personal, Round, Transfer, Update
+from shared.methods import server_half
+from shared.methods.base import SHARED
+from shared.plan import FederationPlan
+from shared.schemas import FederationView, JoinRequest, RoundSummary, UpdateReceipt
+from shared.summation import RunningMean
+from shared.wire import digest, encode
+
+OPERATOR = Actor("operator", "192.0.2.1")
+FEDAVG = {"name": "fedavg"}
+MEAN_OFFSETS = {"name": "distrans", "offset_aggregation": "mean"}  # keeps private server state, and is quick
+
+
+class Clock:
+    """Time stands still until a test moves it."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def fedavg_plan(name: str = "pets", **rounds: Any) -> FederationPlan:
+    """A tiny FedAvg federation of 5 rounds; `rounds` are the plan's rounds table."""
+    return small_plan(name, method=FEDAVG, rounds={"count": 5, **rounds})
+
+
+@dataclass
+class Desk:
+    """One federation, and one process of the coordinator that handles it."""
+
+    db: Database
+    plan: FederationPlan = field(default_factory=fedavg_plan)
+    clock: Clock = field(default_factory=Clock)
+    create: bool = True
+    start: bool = True
+
+    def __post_init__(self) -> None:
+        self.ctx = Context(self.db, self.clock)
+        if self.create:
+            federations.create(self.ctx, OPERATOR, self.plan)
+        if self.create and self.start:
+            federations.start(self.ctx, OPERATOR, self.name)
+
+    @property
+    def name(self) -> str:
+        """The federation's name."""
+        return self.plan.name
+
+    @property
+    def view(self) -> FederationView:
+        """The federation as the operator sees it."""
+        return federations.show(self.ctx, self.name)
+
+    @property
+    def round(self) -> RoundSummary:
+        """The round under way; there must be one."""
+        under_way = self.view.round
+        assert under_way is not None, self.view
+        return under_way
+
+    def restart(self) -> None:
+        """The process is gone, another one comes."""
+        self.ctx = Context(self.db, self.clock)
+
+    def join(self, name: str, **class_counts: int) -> Identity:
+        """Invite and enrol a site."""
+        return enrolment.authenticate(self.ctx, self.join_token(name, **class_counts))
+
+    def join_token(self, name: str, **class_counts: int) -> str:
+        """Invite and enrol a site; its token."""
+        invite = enrolment.invite(self.ctx, OPERATOR, self.name, 3600).token
+        request = JoinRequest(name=name, class_counts=class_counts or {"cat": 5, "dog": 5})
+        return enrolment.join(self.ctx, invite, request).token
+
+    def body(self, seed: int, samples: int = 10) -> bytes:
+        """A valid update of the round under way."""
+        return update_body(self.plan, self.round.facts, seed, samples)
+
+    def put(self, who: Identity, body: bytes, round_id: int | None = None) -> UpdateReceipt:
+        """A PUT in one piece."""
+        return put(self.ctx, who, self.round.id if round_id is None else round_id, body)
+
+    def upload(self, who: Identity, seed: int) -> UpdateReceipt:
+        """A valid update for the round under way."""
+        return self.put(who, self.body(seed))
+
+    def aggregate(self) -> None:
+        """All that the background worker can do now."""
+        run_dry(Aggregator(self.ctx))
+
+    def run_round(self, who: Mapping[Identity, int]) -> None:
+        """Updates with these seeds from these sites, then the aggregation."""
+        for site, seed in who.items():
+            self.upload(site, seed)
+        self.aggregate()
+
+    def let_pass(self, seconds: float) -> None:
+        """Let time pass, and what is due by then happen."""
+        self.clock.advance(seconds)
+        housekeeping.pass_deadlines(self.ctx)
+
+    def model(self, number: int | None = None) -> dict[str, Tensor]:
+        """The tensors of a global model."""
+        blob = tasks.federation_model(self.ctx, self.name, number)
+        return safetensors.torch.load(blobs.read_all(self.db, blob.id))
+
+    def bits(self, number: int | None = None) -> str:
+        """The digest of a global model's tensors."""
+        return digest(encode(self.model(number)))
+
+    def rounds(self) -> list[Round]:
+        """All rounds, oldest first."""
+        query = select(Round).join(Federation, Federation.id == Round.federation_id)
+        with self.db.read() as session:
+            return list(session.execute(query.where(Federation.name == self.name).order_by(Round.number)).scalars())
+
+    def models(self) -> list[Model]:
+        """All models, oldest first."""
+        query = select(Model).join(Federation, Federation.id == Model.federation_id)
+        with self.db.read() as session:
+            return list(session.execute(query.where(Federation.name == self.name).order_by(Model.number)).scalars())
+
+    def private_bits(self) -> str | None:
+        """The digest of the private state that the newest model keeps."""
+        blob_id = self.models()[-1].private_blob_id
+        return digest(blobs.read_all(self.db, blob_id)) if blob_id else None
+
+
+def put(ctx: Context, who: Identity, round_id: int, body: bytes, *, claimed: str | None = None) -> UpdateReceipt:
+    """A PUT in one piece, as the API carries it out; `claimed` is the Content-Digest."""
+    upload = uploads.Upload(ctx, who, round_id, claimed, len(body))
+    try:
+        upload.feed(body)
+        return upload.finish()
+    except BaseException:
+        upload.abandon()
+        raise
+
+
+def run_dry(aggregator: Aggregator) -> None:
+    """Step until there is nothing left to do."""
+    while aggregator.step():
+        pass
+
+
+def mean_bits(bodies: list[bytes]) -> str:
+    """The digest of the plain mean of these updates."""
+    mean = RunningMean()
+    for body in bodies:
+        mean.add(strip(safetensors.torch.load(body), SHARED))
+    return digest(encode(mean.result()))
+
+
+def count(db: Database, *tables: type[Base]) -> list[int]:
+    """How many rows each table has."""
+    with db.read() as session:
+        return [session.execute(select(func.count()).select_from(table)).scalar_one() for table in tables]
+
+
+def unreferenced_blobs(db: Database) -> set[str]:
+    """Blobs that nothing refers to."""
+    columns = (Model.blob_id, Model.private_blob_id, Update.blob_id, Transfer.blob_id, Personal.blob_id)
+    with db.read() as session:
+        stored = set(session.execute(select(Blob.id)).scalars())
+        return stored.difference(*(session.execute(select(column)).scalars() for column in columns))
+
+
+def update_limit(plan: FederationPlan) -> int:
+    """No update of the plan may be larger."""
+    return server_half(plan).update_spec({}).max_total_bytes

@@ -1,0 +1,178 @@
+"""A site's data, in every form that is taken."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from client_agent.data import open_data
+from client_agent.errors import DataError
+from shared.plan import FederationPlan, validate_plan
+
+
+def plan(*classes: str, **image: object) -> FederationPlan:
+    return validate_plan(
+        {
+            "name": "pets",
+            "classes": classes or ("cat", "dog", "eel"),
+            "image": {"channels": 1, "height": 14, "width": 14, **image},
+        }
+    )
+
+
+def draw(file: Path, value: int = 100) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (16, 16), value).save(file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for label, value in (("dog", 200), ("cat", 50)):
+        for number in range(10):
+            draw(tmp_path / "data" / label / f"{number}.png", value + number)
+    return tmp_path / "data"
+
+
+def test_one_folder_per_class_is_split_by_class_and_seed(folder: Path) -> None:
+    data = open_data(str(folder), plan())
+    assert data.report.class_counts == {"cat": 8, "dog": 8, "eel": 0}
+    assert data.report.test_counts == {"cat": 2, "dog": 2, "eel": 0}
+    again = open_data(str(folder), plan())
+    first, second = (list(one.test.batches(10, 0)) for one in (data, again))
+    assert torch.equal(first[0][0], second[0][0])
+    other = open_data(str(folder), validate_plan(plan().model_dump() | {"seed": 5}))
+    assert not torch.equal(first[0][0].sort(dim=0)[0], next(other.test.batches(10, 0))[0].sort(dim=0)[0])
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    draw(tmp_path / "train" / "cat" / "a.png")
+    draw(tmp_path / "train" / "cat" / "deeper" / "b.png")
+    draw(tmp_path / "test" / "dog" / "c.png")
+    report = open_data(str(tmp_path), plan()).report
+    assert (report.class_counts["cat"], report.test_counts["dog"], report.test_counts["cat"]) == (2, 1, 0)
+
+
+def test_classes_map_by_name_not_by_position(folder: Path) -> None:
+    data = open_data(str(folder), plan("eel", "dog", "cat"))
+    for images, labels in data.train.batches(4, seed=1):
+        bright = images.mean(dim=(1, 2, 3)) > 0
+        assert torch.equal(bright, labels == 1)
+
+
+def test_csv(tmp_path: Path) -> None:
+    for number in range(4):
+        draw(tmp_path / "images" / f"{number}.png")
+    with (tmp_path / "list.csv").open("w", newline="") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(["path", "label", "split"])
+        writer.writerows([f"images/{n}.png", "cat", "test" if n == 3 else "train"] for n in range(4))
+    report = open_data(str(tmp_path / "list.csv"), plan()).report
+    assert (report.class_counts["cat"], report.test_counts["cat"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "columns path and label"),
+        ("path,label\n,cat\n", "Line 2"),
+        ("path,label,split\nx,cat,maybe\n", "maybe"),
+    ],
+)
+def test_csv_faults_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        open_data(str(tmp_path / "list.csv"), plan())
+
+
+def test_npz_with_indices_names_and_colours(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    colour = generator.integers(0, 255, (10, 20, 20, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=colour, labels=np.array([0, 1] * 5))
+    np.savez(
+        tmp_path / "b.npz",
+        x_train=colour.astype(np.float32) / 255,
+        y_train=np.array(["cat", "dog"] * 5),
+        x_test=colour[:2].astype(np.float32) / 255,
+        y_test=np.array(["cat", "cat"]),
+    )
+    assert open_data(str(tmp_path / "a.npz"), plan()).report.train_images == 8
+    report = open_data(str(tmp_path / "b.npz"), plan(channels=3)).report
+    assert (report.class_counts["dog"], report.test_counts["cat"]) == (5, 2)
+
+
+def test_npz_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.array([{"a": 1}], dtype=object), labels=np.array([0]))
+    with pytest.raises(DataError, match="cannot be read"):
+        open_data(str(tmp_path / "a.npz"), plan())
+
+
+def test_sklearn_digits() -> None:
+    report = open_data("sklearn:digits", plan(*map(str, range(10)))).report
+    assert report.train_images + sum(report.test_counts.values()) == 1797
+
+
+def test_torchvision_set_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Download it there first"):
+        open_data(f"torchvision:CIFAR10:{tmp_path}", plan())
+    with pytest.raises(DataError, match="does not name"):
+        open_data("torchvision:Nothing", plan())
+
+
+def test_a_sites_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_data_here.py").write_text(
+        "import numpy as np\n"
+        "def load():\n"
+        "    return [(np.full((20, 20, 1), n, dtype=np.uint8), 'cat' if n % 2 else 'dog') for n in range(10)]\n"
+        "def broken():\n    raise RuntimeError('no disk')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_data("own_data_here:load", plan()).report.train_images == 8
+    with pytest.raises(DataError, match="no disk"):
+        open_data("own_data_here:broken", plan())
+    with pytest.raises(DataError, match="cannot be imported"):
+        open_data("own_data_here:nothing", plan())
+
+
+def test_everything_wrong_is_listed_and_can_be_skipped(folder: Path) -> None:
+    draw(folder / "unicorn" / "a.png")
+    (folder / "eel").mkdir()
+    (folder / "cat" / "3.png").write_bytes(b"not an image")
+    with pytest.raises(DataError) as caught:
+        open_data(str(folder), plan(), check_files=True)
+    for words in ("'unicorn' is not in the plan", "'eel' has no images", "3.png", "--skip-bad", "cat, dog, eel"):
+        assert words in str(caught.value)
+    report = open_data(str(folder), plan(), check_files=True, skip_bad=True).report
+    assert len(report.bad) == 3
+    assert sum(report.class_counts.values()) + sum(report.test_counts.values()) == 19
+
+
+def test_no_data_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no data"):
+        open_data(str(tmp_path / "nowhere"), plan())
+    with pytest.raises(DataError, match="one folder per class"):
+        open_data(str(tmp_path), plan())
+    draw(tmp_path / "unicorn" / "a.png")
+    with pytest.raises(DataError, match="no training image"):
+        open_data(str(tmp_path), plan(), skip_bad=True)
+
+
+@pytest.mark.parametrize("cached", [0, 3, 100])
+def test_the_cache_never_changes_what_is_seen(folder: Path, cached: int) -> None:
+    image_bytes = 14 * 14 * 4
+    whole = open_data(str(folder), plan())
+    partly = open_data(str(folder), plan(), cache_bytes=cached * image_bytes)
+    for _ in range(2):  # the second pass comes from the cache where there is one
+        for (a, la), (b, lb) in zip(whole.train.batches(3, 7), partly.train.batches(3, 7), strict=True):
+            assert torch.equal(a, b)
+            assert torch.equal(la, lb)
+
+
+def test_leaving_a_pass_early_is_fine(folder: Path) -> None:
+    data = open_data(str(folder), plan(), cache_bytes=0)
+    passing = data.train.batches(2, 0)
+    next(passing)
+    passing.close()
+    assert sum(len(labels) for _, labels in data.train.batches(2, 0)) == 16

@@ -72,6 +72,17 @@ def bench_train(
     run_bench(Console(), backbones, repeats, device)
 
 
+@bench_app.command("predict")
+def bench_predict(
+    backbones: Annotated[list[str] | None, typer.Argument(help="Default: lenet and resnet18.")] = None,
+    calls: Annotated[int, typer.Option(min=10, help="Calls of each kind.")] = 400,
+) -> None:
+    """Latency and throughput of /predict at 64×64, against a bare decode and forward of the same network."""
+    from lab.bench_predict import run_bench
+
+    run_bench(Console(), backbones, calls)
+
+
 def main() -> None:
     """Entry point of the console script."""
     run(app)

@@ -142,7 +142,14 @@ def _start_coordinator(processes: Processes, folder: Path, token: str) -> str:
 def _start_agents(processes: Processes, folder: Path, sites: Sites) -> list[RunningSite]:
     logs = {}
     for site in sites.folders:
-        arguments: list[str | Path] = ["run", "--state", folder / "agents" / site.name, "--port", "0", "--local-baseline"]
+        arguments: list[str | Path] = [
+            "run",
+            "--state",
+            folder / "agents" / site.name,
+            "--port",
+            "0",
+            "--local-baseline",
+        ]
         options = ["--train-threads", "1", "--max-accuracy-drop", "1"]  # show every round's model
         logs[site.name] = processes.start(site.name, "agent", [*arguments, *options], OMP_NUM_THREADS="1")
     pattern = r"serving /predict on (\S+)"

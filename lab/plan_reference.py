@@ -1,0 +1,86 @@
+"""Writes docs/plan-reference.md from the plan's own definition: `python -m lab.plan_reference > docs/plan-reference.md`."""
+
+import sys
+import types
+import typing
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from shared.method_options import DistransOptions, FedAvgOptions, GeneratorOptions
+from shared.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
+
+_HEADER = """\
+# Plan reference
+
+Every setting of a federation's plan. `distrans-server federation create --example` prints a commented plan. This page is
+made from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
+"""
+_TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("the top of the file", FederationPlan),
+    ("[image]", ImagePlan),
+    ("[model]", ModelPlan),
+    ('[method] with name = "distrans"', DistransOptions),
+    ("[method.generator]", GeneratorOptions),
+    ('[method] with name = "fedavg"', FedAvgOptions),
+    ("[training]", TrainingPlan),
+    ("[rounds]", RoundsPlan),
+)
+
+
+def reference() -> str:
+    """The page."""
+    parts = [_HEADER]
+    for heading, table in _TABLES:
+        parts.append(
+            f"\n## {heading}\n\n{(table.__doc__ or '').strip()}\n\n| key | takes | default | meaning |\n|---|---|---|---|\n"
+        )
+        for name, field in table.model_fields.items():
+            default = field.get_default()
+            if isinstance(default, BaseModel):
+                continue  # a table of its own
+            shown = (
+                "required" if default is PydanticUndefined else "unset" if default is None else f"`{_toml(default)}`"
+            )
+            parts.append(
+                f"| `{name}` | {_kind(field.annotation)}{_bounds(field)} | {shown} | {field.description or ''} |\n"
+            )
+    return "".join(parts)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(f'`"{item}"`' for item in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return _kind(next(item for item in arguments if item is not type(None)))
+    if origin is typing.Annotated:
+        return _kind(arguments[0])
+    if origin is tuple:
+        return f"list of {_kind(arguments[0])}s"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(annotation, "table")
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = [
+        f"{sign} {getattr(rule, key):g}"
+        for rule in field.metadata
+        for key, sign in signs.items()
+        if getattr(rule, key, None) is not None
+    ]
+    return f" {', '.join(found)}" if found else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

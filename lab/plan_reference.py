@@ -1,4 +1,4 @@
-"""Writes docs/plan-reference.md from the plan's own definition: `python -m lab.plan_reference > docs/plan-reference.md`."""
+"""Writes docs/plan-reference.md from the plan's own definition."""
 
 import sys
 import types
@@ -15,9 +15,10 @@ from shared.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, Traini
 _HEADER = """\
 # Plan reference
 
-Every setting of a federation's plan. `distrans-server federation create --example` prints a commented plan. This page is
-made from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
+Every setting of a federation's plan. `distrans-server federation create --example` prints a commented plan.
+This page is made from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
 """
+_COLUMNS = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("the top of the file", FederationPlan),
     ("[image]", ImagePlan),
@@ -34,9 +35,7 @@ def reference() -> str:
     """The page."""
     parts = [_HEADER]
     for heading, table in _TABLES:
-        parts.append(
-            f"\n## {heading}\n\n{(table.__doc__ or '').strip()}\n\n| key | takes | default | meaning |\n|---|---|---|---|\n"
-        )
+        parts.append(f"\n## {heading}\n\n{(table.__doc__ or '').strip()}\n\n{_COLUMNS}")
         for name, field in table.model_fields.items():
             default = field.get_default()
             if isinstance(default, BaseModel):

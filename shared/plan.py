@@ -31,9 +31,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ImagePlan(Frozen):
     """Shape of the images the model sees, and how their pixels in [0, 1] are normalised."""
 
-    channels: int = Field(3, ge=1, le=64)
-    height: int = Field(64, ge=1, le=4096)
-    width: int = Field(64, ge=1, le=4096)
+    channels: int = Field(3, ge=1, le=64, description="1 for grey, 3 for colour; more from .npz files.")
+    height: int = Field(64, ge=1, le=4096, description="Sites resize their images to this.")
+    width: int = Field(64, ge=1, le=4096, description="Sites resize their images to this.")
     mean: tuple[float, ...] = Field((0.5,), description="Per channel, or one for all.")
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field((0.5,), description="Per channel, or one for all.")
 
@@ -81,18 +81,18 @@ class ModelPlan(Frozen):
 class TrainingPlan(Frozen):
     """What each participant does in a round."""
 
-    batch_size: int = Field(32, ge=1, le=65536)
+    batch_size: int = Field(32, ge=1, le=65536, description="Images per optimisation step.")
     epochs: int = Field(1, ge=1, le=10000, description="Local epochs E per round.")
     lr: float = Field(5e-3, ge=0, le=100, description="Learning rate η of the model.")
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0, le=1)
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of the model's SGD.")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of the model's SGD.")
     clip_norm: float | None = Field(None, gt=0, description="Largest norm of the model's gradient; unset: no clipping.")
 
 
 class RoundsPlan(Frozen):
     """How many rounds, who takes part, and how long the coordinator waits."""
 
-    count: int = Field(100, ge=1, le=1_000_000)
+    count: int = Field(100, ge=1, le=1_000_000, description="Rounds to complete.")
     min_clients: int = Field(1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined.")
     sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
     quorum: float = Field(1.0, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
@@ -111,10 +111,14 @@ class RoundsPlan(Frozen):
 class FederationPlan(Frozen):
     """The frozen settings of a federation."""
 
-    name: Name
-    preset: Literal["paper", "learned-offset"] = "paper"
-    classes: tuple[ClassName, ...] = Field(min_length=2, max_length=100_000)
-    seed: int = Field(0, ge=0, lt=2**63)
+    name: Name = Field(description="Letters, digits, dot, dash and underscore; at most 64.")
+    preset: Literal["paper", "learned-offset"] = Field(
+        "paper", description="Defaults to start from: the published settings, or offsets that really move."
+    )
+    classes: tuple[ClassName, ...] = Field(
+        min_length=2, max_length=100_000, description="The sites' class names are matched with these."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Everything random follows from it.")
     averaging: Literal["uniform", "samples"] = Field(
         "uniform", description="Weights of the mean: equal (the paper's), or each client's number of images."
     )

@@ -174,7 +174,29 @@ class Agent:
 
     def _measure_and_swap(self, bundle: Bundle) -> None:
         self.doing = f"measuring model {bundle.number}"
-        model = serving.build(self._plan, self._identity.name, bundle, self._runtime)
+        try:
+            model = serving.build(self._plan, self._identity.name, bundle, self._runtime)
+            line = self._measure(bundle.number, model)
+        except DistransError as error:  # the served model stays; the federation may recover
+            logger.warning("model %d is not served: %s", bundle.number, error)
+            self._state.add_history(
+                HistoryLine(model=bundle.number, with_offset=None, without_offset=None, served=False, reason=str(error))
+            )
+            return
+        self._state.add_history(line)
+        own = line.with_offset
+        if own is not None:
+            self._coordinator.evaluation(bundle.number, own)
+        if line.served:
+            self._served_score = own
+            self._swap(model)
+        else:
+            logger.warning("model %d is not served: %s", bundle.number, line.reason)
+        score = "" if own is None or own.accuracy is None else f", {own.accuracy:.1%} on held-out images"
+        logger.info("model %d is here%s", bundle.number, score)
+
+    def _measure(self, number: int, model: serving.ServingModel) -> HistoryLine:
+        """What a model scores here, and whether it may be served."""
         own = without = local = None
         if self._data is not None:
             own = measure(model.own, self._data, self._plan)
@@ -184,25 +206,9 @@ class Agent:
                 predictor = LocalBaseline(self._plan, self._identity.name).predictor(weights, self._runtime)
                 local = measure(predictor, self._data, self._plan)
         reason = self._objection(own)
-        self._state.add_history(
-            HistoryLine(
-                model=bundle.number,
-                with_offset=own,
-                without_offset=without,
-                local=local,
-                served=not reason,
-                reason=reason,
-            )
+        return HistoryLine(
+            model=number, with_offset=own, without_offset=without, local=local, served=not reason, reason=reason
         )
-        if own is not None:
-            self._coordinator.evaluation(bundle.number, own)
-        if reason:
-            logger.warning("model %d is not served: %s", bundle.number, reason)
-        else:
-            self._served_score = own
-            self._swap(model)
-        score = "" if own is None or own.accuracy is None else f", {own.accuracy:.1%} on held-out images"
-        logger.info("model %d is here%s", bundle.number, score)
 
     def _objection(self, score: Evaluation | None) -> str:
         """Why a new model should not take the served one's place; empty when it may."""

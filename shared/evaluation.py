@@ -9,6 +9,7 @@ from torch import Tensor
 from shared.method_options import Frozen
 from shared.methods.base import Predictor
 from shared.methods.local import mean_loss
+from shared.problems import DistransError
 
 
 class Evaluation(Frozen):
@@ -56,6 +57,8 @@ def evaluate(
     own = torch.tensor(sorted(own_classes), dtype=torch.int64)
     for images, labels in batches:
         logits = predictor(images).cpu()
+        if not bool(logits.isfinite().all()):
+            raise DistransError("The model does not answer with finite numbers: training has diverged.")
         predicted, negative = logits.argmax(dim=1), ~torch.isin(labels, own)
         right = predicted == labels
         total += Evaluation(

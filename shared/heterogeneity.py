@@ -46,10 +46,6 @@ def classes_per_client(dh: float, classes: int, clients: int) -> int:
         if u * clients % classes == 0:
             held = u * clients // classes  # clients per class
             reachable.setdefault(round(1 - u / classes if held > 1 else 1.0, 9), u)
-    if not reachable:
-        raise SplitError(
-            f"{clients} clients cannot hold {classes} classes evenly.", next_step=_what_divides(classes, clients)
-        )
     nearest = min(reachable, key=lambda value: abs(value - dh))
     if abs(nearest - dh) > 0.005:
         options = ", ".join(f"{value:.0%}" for value in sorted(reachable))
@@ -61,8 +57,7 @@ def classes_per_client(dh: float, classes: int, clients: int) -> int:
 
 def _what_divides(classes: int, clients: int) -> str:
     per_client = [u for u in range(1, classes + 1) if u * clients % classes == 0]
-    words = f"With {clients} clients, these numbers of classes per client divide evenly: {per_client}."
-    return words if per_client else f"Use a number of clients such that clients × classes per client is k × {classes}."
+    return f"With {clients} clients, these numbers of classes per client divide evenly: {per_client}."
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from server.core.errors import InvalidInput, NotFound
 from server.service.context import Context
 from server.service.enrolment import Identity
+from server.service.history import pooled_accuracy
 from server.store.session import LOCK
 from server.store.tables import Evaluation, Federation, Model
 from shared.evaluation import Evaluation as Measured
@@ -27,3 +28,9 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
                 received_at=ctx.clock(),
             )
         )
+        session.flush()
+        accuracy = pooled_accuracy(session, federation, model_number)
+        best = federation.best_accuracy
+        # While it runs, a model is judged when the next round is done; the last one has no next round.
+        if federation.state == "finished" and accuracy is not None and (best is None or accuracy > best):
+            federation.best_accuracy, federation.best_model = accuracy, model_number

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch.hub
-import torchvision.models
 from torch import Tensor
 
 from shared.initial_weights import parse_weights
@@ -34,6 +33,8 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _imagenet(backbone: str) -> dict[str, Tensor]:
+    import torchvision.models  # takes long, and most plans do not need it
+
     weights = torchvision.models.get_model_weights(backbone).IMAGENET1K_V1  # the set that `pretrained=True` meant
     try:
         return dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))

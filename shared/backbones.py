@@ -6,14 +6,12 @@ published network ends in a layer that is itself no classifier of the task (Alex
 """
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
-import torchvision.models
 from torch import Tensor, nn
-from torchvision.models import ResNet
 
 from shared.plan import BUILT_IN_BACKBONES, ImagePlan
 from shared.problems import BackboneError
@@ -96,12 +94,20 @@ def lenet(image: ImagePlan, activation: str) -> Backbone:
     return Backbone(nn.Sequential(*layers), features=100, stem=stem)
 
 
+def _torchvision_models() -> ModuleType:
+    """Imported when a network of it is built: it takes about as long to import as torch, and LeNet needs none of it."""
+    import torchvision.models
+
+    return torchvision.models  # type: ignore[no-any-return]
+
+
 class _AlexNet(nn.Module):
     """torchvision's AlexNet up to and with its second hidden layer: 4096 features."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        net = torchvision.models.alexnet(weights=None)
+        models = _torchvision_models()
+        net = models.alexnet(weights=None)
         self.features = net.features
         self.features[0] = Stem.in_place_of(net.features[0], channels)
         self.avgpool = net.avgpool
@@ -116,8 +122,8 @@ class _AlexNet(nn.Module):
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
 
 
-def _resnet(build: Callable[..., ResNet], image: ImagePlan) -> Backbone:
-    net = build(weights=None)
+def _resnet(name: str, image: ImagePlan) -> Backbone:
+    net = getattr(_torchvision_models(), name)(weights=None)
     features = net.fc.in_features
     net.fc = nn.Identity()
     net.conv1 = Stem.in_place_of(net.conv1, image.channels)
@@ -145,7 +151,7 @@ def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Bac
     if name == "alexnet":
         net = _AlexNet(image.channels)
         return Backbone(net, features=4096, dense_dim=1000, stem=net.stem())
-    return _resnet(getattr(torchvision.models, name), image)
+    return _resnet(name, image)
 
 
 def _custom(name: str, image: ImagePlan) -> Backbone:

@@ -1,5 +1,6 @@
 """`distrans-server`. Heavy imports stand inside the commands, so that `--help` answers at once."""
 
+import atexit
 import csv
 import json
 import os
@@ -15,6 +16,7 @@ from shared.problems import DistransError
 
 if TYPE_CHECKING:
     from server.service.context import Actor, Context
+    from server.store.session import Database
     from shared.schemas import FederationView
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -26,7 +28,7 @@ app.add_typer(db_app, name="db")
 app.add_typer(federation_app, name="federation")
 app.add_typer(client_app, name="client")
 app.add_typer(audit_app, name="audit")
-out = Console(soft_wrap=True)
+out = Console(soft_wrap=True, markup=False, emoji=False)  # sites choose some of the texts; they are no markup
 
 DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar="DISTRANS_DATA_DIR", help="Embedded database and admin token.")
@@ -67,15 +69,13 @@ def serve(
     from server.service.housekeeping import Retention
     from server.settings import Settings, find_admin_token
     from server.store.schema import current_version, require_current, upgrade
-    from server.store.session import Database
 
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")
     if log_format not in ("text", "json") or log_level not in ("debug", "info", "warning", "error"):
         raise DistransError("--log-format is text or json; --log-level is debug, info, warning or error.")
     configure_logging(log_format, log_level)
-    url = _url(db, data_dir)
-    database = Database(url)
+    database = _database(db, data_dir)
     if database.is_sqlite and current_version(database) is None:
         upgrade(database)  # a new embedded coordinator; an existing database is never changed without being asked
     require_current(database)
@@ -84,7 +84,7 @@ def serve(
     if new_file is not None:
         out.print(f"A new admin token is in {new_file}, readable by you alone.")
     settings = Settings(
-        db_url=url,
+        db_url=_url(db, data_dir),
         admin_token=token,
         scrape_token=os.environ.get("DISTRANS_SCRAPE_TOKEN"),
         retention=Retention(keep_round_uploads=keep_round_uploads),
@@ -96,9 +96,8 @@ def serve(
 def db_upgrade(data_dir: DataDir = _DATA, db: Db = None) -> None:
     """Bring the database's schema to this program's version."""
     from server.store.schema import upgrade
-    from server.store.session import Database
 
-    before, after = upgrade(Database(_url(db, data_dir)))
+    before, after = upgrade(_database(db, data_dir))
     out.print(f"The schema is at {after} already." if before == after else f"Schema: {before or 'empty'} → {after}.")
 
 
@@ -120,9 +119,11 @@ def federation_create(
     if plan is None:
         raise DistransError("Name a plan file.", next_step="--example prints one to start from.")
     try:
-        parsed = parse_plan(plan.read_text())
+        parsed = parse_plan(plan.read_text(encoding="utf-8"))
     except OSError as error:
         raise DistransError(f"{plan} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DistransError(f"{plan} is not a text in UTF-8.") from error
     from server.service import federations
 
     federations.create(_context(db, data_dir), _operator(), parsed, weights)
@@ -320,13 +321,16 @@ def audit_export(
     from shared.schemas import AuditView
 
     entries = all_entries(_context(db, data_dir))
-    with file.open("w", newline="") as handle:
-        if file.suffix == ".jsonl":
-            handle.writelines(entry.model_dump_json() + "\n" for entry in entries)
-        else:
-            writer = csv.DictWriter(handle, list(AuditView.model_fields))
-            writer.writeheader()
-            writer.writerows(entry.model_dump() for entry in entries)
+    try:
+        with file.open("w", newline="", encoding="utf-8") as handle:
+            if file.suffix == ".jsonl":
+                handle.writelines(entry.model_dump_json() + "\n" for entry in entries)
+            else:
+                writer = csv.DictWriter(handle, list(AuditView.model_fields))
+                writer.writeheader()
+                writer.writerows(entry.model_dump() for entry in entries)
+    except OSError as error:
+        raise DistransError(f"{file} cannot be written: {error.strerror}.") from error
     out.print(f"Wrote {file}.")
 
 
@@ -340,7 +344,7 @@ def _print_view(view: "FederationView") -> None:
     )
     for line in (view.waiting_for, view.reason):
         if line:
-            out.print(f"  {line}", highlight=False, markup=False)
+            out.print(f"  {line}", highlight=False)
 
 
 def _url(db: str | None, data_dir: Path) -> str:
@@ -349,12 +353,19 @@ def _url(db: str | None, data_dir: Path) -> str:
     return db or default_db_url(data_dir)
 
 
-def _context(db: str | None, data_dir: Path) -> "Context":
-    from server.service.context import Context
-    from server.store.schema import require_current
+def _database(db: str | None, data_dir: Path) -> "Database":
     from server.store.session import Database
 
     database = Database(_url(db, data_dir))
+    atexit.register(database.close)  # SQLite puts its -wal file away when the last connection closes
+    return database
+
+
+def _context(db: str | None, data_dir: Path) -> "Context":
+    from server.service.context import Context
+    from server.store.schema import require_current
+
+    database = _database(db, data_dir)
     require_current(database)
     return Context(database)
 

@@ -57,9 +57,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.throttle = FailureThrottle()
     errors.install(app)
     app.add_exception_handler(Stalled, rounds.stalled)
-    for module in (operations, clients, federations, rounds):
-        app.include_router(module.router)
+    app.include_router(operations.router)
+    for module in (clients, federations, rounds):
+        app.include_router(module.router, responses=errors.problem_responses(503))
     app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes)
+    app.add_middleware(errors.LastResort)
     app.add_middleware(RequestIds)
     _describe_problems(app)
     return app

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import signal
+import ssl
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +47,7 @@ def serve(settings: Settings, listen: Listen) -> None:
         ("LOG_LEVEL", listen.log_level),
     ):
         os.environ[_ENVIRONMENT + name] = value
-    for file in (listen.tls_cert, listen.tls_key):
-        if file is not None and not file.is_file():
-            raise DistransError(f"{file} is not a file.", next_step="Give --tls-cert and --tls-key PEM files.")
+    _check_tls(listen)
     config = uvicorn.Config(
         "server.serve:create_worker_app",
         factory=True,
@@ -72,6 +73,8 @@ def serve(settings: Settings, listen: Listen) -> None:
     scheme = "https" if listen.tls_cert else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     server = uvicorn.Server(config)
+    # uvicorn passes SIGTERM on once it has stopped: an orderly end, not a death.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if listen.workers > 1:
             Multiprocess(config, sockets=[socket]).run()
@@ -81,6 +84,18 @@ def serve(settings: Settings, listen: Listen) -> None:
         pass
     finally:
         socket.close()
+
+
+def _check_tls(listen: Listen) -> None:
+    if listen.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(listen.tls_cert, listen.tls_key)
+    except OSError as error:  # also ssl.SSLError
+        raise DistransError(
+            f"{listen.tls_cert} and {listen.tls_key} cannot be used: {error.strerror or error}.",
+            next_step="Give --tls-cert and --tls-key PEM files that belong together.",
+        ) from error
 
 
 def create_worker_app() -> FastAPI:

@@ -1,6 +1,7 @@
 """JSON bodies are small; uploads have their own limit, from the plan."""
 
 import re
+from contextlib import suppress
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,31 +27,32 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         received = 0
-        started = False
+        started = refused = False
         length = dict(scope["headers"]).get(b"content-length", b"0")
 
         async def limited() -> Message:
-            nonlocal received
+            nonlocal received, refused
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._max_bytes:
+                refused = True
                 raise _TooLong
             return message
 
         async def noting(message: Message) -> None:
             nonlocal started
+            if refused and not started:
+                return  # FastAPI makes its own answer of what `limited` raises; ours takes its place
             started = True
             await send(message)
 
-        try:
-            if length.isdigit() and int(length) > self._max_bytes:
-                raise _TooLong
-            await self._app(scope, limited, noting)
-        except _TooLong:
-            if not started:
-                answer = problem(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    "too-large",
-                    f"The body may have at most {self._max_bytes} bytes.",
-                )
-                await answer(scope, receive, send)
+        if length.isdigit() and int(length) > self._max_bytes:
+            refused = True
+        else:
+            with suppress(_TooLong):
+                await self._app(scope, limited, noting)
+        if refused and not started:
+            answer = problem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"The body may have at most {self._max_bytes} bytes."
+            )
+            await answer(scope, receive, send)

@@ -23,7 +23,7 @@ def preview(request: Request, ctx: Ctx, credentials: Credentials) -> FederationP
         raise
 
 
-@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 422, 429))
+@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 422, 429))
 def join(request: Request, ctx: Ctx, credentials: Credentials, body: JoinRequest) -> JoinAnswer:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
     try:
@@ -39,7 +39,7 @@ def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
     return enrolment.me(ctx, identity)
 
 
-@router.patch("/v1/me", responses=problem_responses(401, 403, 422, 429))
+@router.patch("/v1/me", responses=problem_responses(401, 403, 413, 422, 429))
 def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
     """New class counts; they take effect with the next round."""
     return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts)

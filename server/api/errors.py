@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.request_id import current_request_id
 from server.core import errors
@@ -37,8 +38,11 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}} for status in statuses}
 
 
+_SAFETENSORS = {"application/vnd.safetensors": {"schema": {"type": "string", "format": "binary"}}}
 TENSORS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/vnd.safetensors": {}}, "description": "safetensors"}
+    200: {"content": _SAFETENSORS, "description": "safetensors"},
+    206: {"content": _SAFETENSORS, "description": "The bytes that Range asked for."},
+    304: {"description": "The body that If-None-Match names is still the one."},
 }
 
 
@@ -98,9 +102,16 @@ def install(app: FastAPI) -> None:
         headers = dict(error.headers) if error.headers else None
         return problem(status, code, str(error.detail), next_step="See /docs for the calls there are.", headers=headers)
 
+    @app.exception_handler(DataError)
+    def unusable_value(_request: Request, _error: DataError) -> JSONResponse:
+        # For example a NUL character, which PostgreSQL's texts cannot hold.
+        return problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, "unusable-value", "The request holds a value that the database cannot."
+        )
+
     @app.exception_handler(SQLAlchemyError)
-    def database_away(_request: Request, _error: SQLAlchemyError) -> JSONResponse:
-        logger.exception("the database failed")
+    def database_away(_request: Request, error: SQLAlchemyError) -> JSONResponse:
+        logger.error("the database failed", exc_info=error)  # handlers run where no exception is being handled
         return problem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "database-unavailable",
@@ -109,17 +120,40 @@ def install(app: FastAPI) -> None:
             headers={"Retry-After": "5"},
         )
 
-    @app.exception_handler(Exception)
-    def unexpected(_request: Request, _error: Exception) -> JSONResponse:
-        return problem(
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            "internal-error",
-            "The coordinator met an error that it did not expect.",
-            next_step="Tell the operator the request id; the log has the rest.",
-        )
+
+class LastResort:
+    """ASGI middleware: an error that nobody expected is logged and answered while the request's id is still known."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception:
+            if started or scope["type"] != "http":
+                raise
+            logger.exception("an unexpected error")
+            answer = problem(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "internal-error",
+                "The coordinator met an error that it did not expect.",
+                next_step="Tell the operator the request id; the log has the rest.",
+            )
+            await answer(scope, receive, send)
 
 
 def _fault(fault: dict[str, Any]) -> str:
+    if fault["type"] == "json_invalid":  # its place is a position in the text, not a field
+        return f"body: not JSON at character {fault['loc'][-1]}: {fault['ctx']['error']}"
     path = [str(part) for part in fault["loc"] if part != "body"]
     if path[:1] == ["method"] and len(path) > 2:
         path.pop(1)  # the tag of the union of methods is no key

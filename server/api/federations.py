@@ -33,8 +33,8 @@ _EXAMPLE = {
     "model": {"backbone": "resnet18"},
     "rounds": {"count": 50, "min_clients": 3, "quorum": 0.8, "deadline_s": 3600},
 }
-_READ = problem_responses(401, 403, 404, 429)
-_CHANGE = problem_responses(401, 403, 404, 409, 422, 429)
+_READ = problem_responses(401, 403, 404, 422, 429)
+_CHANGE = problem_responses(401, 403, 404, 409, 413, 422, 429)
 Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -113,7 +113,7 @@ def rotate(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
 
 @router.get("/v1/federations/{name}/rounds", responses=_READ)
 def list_rounds(
-    ctx: Ctx, caller: Member, name: str, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100
+    ctx: Ctx, caller: Member, name: str, after: Annotated[int, Query(ge=0, lt=2**31)] = 0, limit: Limit = 100
 ) -> list[RoundView]:
     """The rounds after a number, oldest first; a client sees its own updates and measurements in them."""
     return reports.rounds(ctx, name, caller.only_client, after, limit)
@@ -131,8 +131,11 @@ def heterogeneity(ctx: Ctx, caller: Member, name: str) -> HeterogeneityView:
     return reports.heterogeneity(ctx, name, caller.only_client)
 
 
-@router.api_route(
-    "/v1/federations/{name}/model", methods=["GET", "HEAD"], responses=TENSORS | problem_responses(401, 403, 404, 416)
+@router.head("/v1/federations/{name}/model", include_in_schema=False)
+@router.get(
+    "/v1/federations/{name}/model",
+    response_class=Response,
+    responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
 )
 def model(
     request: Request,
@@ -145,10 +148,11 @@ def model(
     return send_blob(request, ctx, tasks.federation_model(ctx, name, number))
 
 
-@router.api_route(
+@router.head("/v1/federations/{name}/personal", include_in_schema=False)
+@router.get(
     "/v1/federations/{name}/personal",
-    methods=["GET", "HEAD"],
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416),
+    response_class=Response,
+    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
 def personal(
     request: Request,
@@ -168,7 +172,7 @@ def list_audit(
     ctx: Ctx,
     caller: Admin,  # noqa: ARG001 - checked
     federation: str | None = None,
-    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     limit: Limit = 100,
 ) -> list[AuditView]:
     """The audit log after an entry, oldest first."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -37,7 +37,7 @@ def readyz(request: Request, ctx: Ctx) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics", responses=problem_responses(401, 429))
+@router.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 429, 503))
 def metrics(request: Request, ctx: Ctx, credentials: Credentials) -> Response:
     """Figures for Prometheus, read from the database; with the admin or the scrape token."""
     token = bearer(credentials).encode()

@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from contextvars import ContextVar
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,6 +42,7 @@ class RequestIds:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _acceptable.match(given) else uuid.uuid4().hex[:16]
         token, status, started = _current.set(request_id), 0, time.perf_counter()
+        path = quote(scope["path"])  # a line break in it must not make a line of its own in the log
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -55,11 +57,11 @@ class RequestIds:
             access_log.info(
                 "%s %s %s",
                 scope["method"],
-                scope["path"],
+                path,
                 status,
                 extra={
                     "method": scope["method"],
-                    "path": scope["path"],
+                    "path": path,
                     "status": status,
                     "duration_ms": round((time.perf_counter() - started) * 1000, 1),
                     "client_address": (scope.get("client") or ("",))[0],

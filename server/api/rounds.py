@@ -4,7 +4,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
@@ -19,14 +19,16 @@ from shared.schemas import TaskAnswer, UpdateReceipt
 
 router = APIRouter(tags=["rounds"])
 IDLE_S = 60.0
+FLUSH_S = 5.0  # on a slow link bytes are stored at least so often: the round must see that they still come
 MAX_WAIT_S = 60.0
 _BODY = {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
-_REFUSALS = problem_responses(401, 403, 404, 409, 410, 413, 422, 429)
+_REFUSALS = problem_responses(401, 403, 404, 408, 409, 410, 413, 422, 429)
+RoundId = Annotated[int, Path(ge=0, lt=2**31)]  # what the database can look for
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for news.")]
 After = Annotated[str, Query(max_length=64, description="The ticket of the last answer: wait until it changes.")]
 
 
-@router.get("/v1/task", responses=problem_responses(401, 403, 429))
+@router.get("/v1/task", responses=problem_responses(401, 403, 422, 429))
 async def get_task(
     request: Request, ctx: Ctx, identity: ClientIdentity, wait: Wait = 30.0, after: After = ""
 ) -> TaskAnswer:
@@ -47,30 +49,34 @@ async def get_task(
             news.cancel()
 
 
-@router.api_route(
-    "/v1/rounds/{round_id}/model", methods=["GET", "HEAD"], responses=TENSORS | problem_responses(401, 403, 404, 416)
+@router.head("/v1/rounds/{round_id}/model", include_in_schema=False)
+@router.get(
+    "/v1/rounds/{round_id}/model",
+    response_class=Response,
+    responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
 )
-def get_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: int) -> Response:
+def get_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
     """The global model that the round starts from."""
     return send_blob(request, ctx, tasks.round_model(ctx, identity, round_id))
 
 
-@router.api_route(
+@router.head("/v1/rounds/{round_id}/personal", include_in_schema=False)
+@router.get(
     "/v1/rounds/{round_id}/personal",
-    methods=["GET", "HEAD"],
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416),
+    response_class=Response,
+    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
-def get_personal(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: int) -> Response:
+def get_personal(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
     """This client's own tensors for the round, such as its offset; never another's."""
     return send_blob(request, ctx, tasks.round_personal(ctx, identity, round_id))
 
 
-@router.put("/v1/rounds/{round_id}/update", responses=_REFUSALS | problem_responses(408, 415), openapi_extra=_BODY)
+@router.put("/v1/rounds/{round_id}/update", responses=_REFUSALS, openapi_extra=_BODY)
 async def put_update(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
-    round_id: int,
+    round_id: RoundId,
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: of the body.")] = None,
 ) -> UpdateReceipt:
     """Upload this client's update in one go. The same body again is answered in the same way."""
@@ -79,7 +85,7 @@ async def put_update(
     length = _declared_length(request)
     upload = await run_in_threadpool(uploads.Upload, ctx, identity, round_id, digest, length)
     try:
-        async for piece in pieces(request, CHUNK_BYTES, IDLE_S):
+        async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
             await run_in_threadpool(upload.feed, piece)
         return await run_in_threadpool(upload.finish)
     except BaseException:  # torn, stalled, invalid, or the server stops: nothing of it may stay
@@ -87,8 +93,8 @@ async def put_update(
         raise
 
 
-@router.head("/v1/rounds/{round_id}/update", responses=problem_responses(401, 403, 404, 410))
-def head_update(ctx: Ctx, identity: ClientIdentity, round_id: int) -> Response:
+@router.head("/v1/rounds/{round_id}/update", responses=problem_responses(401, 403, 404, 410, 422, 429))
+def head_update(ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
     """How much of a resumable upload is stored, in Upload-Offset."""
     return Response(headers=_status_headers(uploads.status(ctx, identity, round_id)))
 
@@ -102,7 +108,7 @@ async def patch_update(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
-    round_id: int,
+    round_id: RoundId,
     upload_offset: Annotated[int, Header(ge=0, lt=2**63, description="Where this part begins.")],
     upload_length: Annotated[int, Header(ge=1, lt=2**63, description="Bytes of the whole upload.")],
     repr_digest: Annotated[str, Header(description="sha-256=:BASE64: of the whole upload.")],
@@ -111,7 +117,7 @@ async def patch_update(
     _refuse_encoding(request)
     digest = parse_digest(repr_digest, "Repr-Digest") or ""
     part = await run_in_threadpool(uploads.UploadPart, ctx, identity, round_id, upload_offset, upload_length, digest)
-    async for piece in pieces(request, CHUNK_BYTES, IDLE_S):
+    async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
         await run_in_threadpool(part.feed, piece)
     result = await run_in_threadpool(part.finish)
     if isinstance(result, uploads.UploadStatus):
@@ -121,9 +127,13 @@ async def patch_update(
 
 
 @router.put(
-    "/v1/models/{number}/evaluation", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 404, 422)
+    "/v1/models/{number}/evaluation",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=problem_responses(401, 403, 404, 413, 422, 429),
 )
-def put_evaluation(ctx: Ctx, identity: ClientIdentity, number: int, result: Evaluation) -> None:
+def put_evaluation(
+    ctx: Ctx, identity: ClientIdentity, number: Annotated[int, Path(ge=0, lt=2**31)], result: Evaluation
+) -> None:
     """What this client measured with a global model and its own offset on held-out data."""
     evaluations.submit(ctx, identity, number, result)
 

@@ -18,7 +18,7 @@ from server.store.tables import Blob
 from shared.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
-_RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+_RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
@@ -81,9 +81,13 @@ class Stalled(Exception):
     """No byte came for too long."""
 
 
-async def pieces(request: Request, size: int, idle_s: float) -> AsyncIterator[bytes]:
-    """The body in pieces of about `size` bytes. What had come when it was torn is still yielded, then it raises."""
-    buffer = bytearray()
+async def pieces(request: Request, size: int, idle_s: float, flush_s: float) -> AsyncIterator[bytes]:
+    """The body in pieces of about `size` bytes, or of what came in `flush_s` seconds when that is less.
+
+    What had come when it was torn is still yielded, then it raises.
+    """
+    buffer, clock = bytearray(), asyncio.get_running_loop().time
+    flush_at = clock() + flush_s
     stream = request.stream().__aiter__()
     while True:
         try:
@@ -95,8 +99,9 @@ async def pieces(request: Request, size: int, idle_s: float) -> AsyncIterator[by
                 yield bytes(buffer)
             raise Stalled from error
         buffer += chunk
-        if len(buffer) >= size:
+        if len(buffer) >= size or (buffer and clock() >= flush_at):
             yield bytes(buffer)
             buffer.clear()
+            flush_at = clock() + flush_s
     if buffer:
         yield bytes(buffer)

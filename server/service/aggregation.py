@@ -144,7 +144,9 @@ class Aggregator:
         records = {client.id: client for client in roster}
         with self._ctx.db.read() as session:
             query = select(Client.name, Update.blob_id).join(Update, Update.client_id == Client.id)
-            rows = sorted(session.execute(query.where(Update.round_id == round_id)).tuples())
+            rows = sorted(
+                (name, blob_id) for name, blob_id in session.execute(query.where(Update.round_id == round_id))
+            )
         for name, blob_id in rows:
             tensors = safetensors.torch.load(blobs.read_all(self._ctx.db, blob_id or ""))
             yield records[name], personal_part(tensors)

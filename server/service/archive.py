@@ -19,7 +19,7 @@ from server.service.tasks import serving_basis
 from server.store import blobs
 from server.store.tables import Blob, Client, Federation, Model
 from shared.methods.base import ServerState, Tensors
-from shared.plan import FederationPlan
+from shared.plan import FederationPlan, validate_plan
 from shared.problems import WireError
 from shared.wire import Spec, decode, encode
 
@@ -31,20 +31,29 @@ def export(ctx: Context, actor: Actor, name: str, target: Path) -> Path:
     """Write the federation to a new folder, or to a zip when the target ends in .zip."""
     if target.exists():
         raise Conflict("target-exists", f"{target} exists already.", next_step="Name a new folder or .zip file.")
-    if target.suffix == ".zip":
-        partial = target.with_suffix(".zip.partial")
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-            for file_name, data in _files(ctx, name):
-                archive.writestr(file_name, data)
-        partial.replace(target)
-    else:
-        for file_name, data in _files(ctx, name):
-            file = target / file_name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+    with ctx.db.read() as session:
+        load(session, name)  # a wrong name must leave no file behind
+    try:
+        _write(_files(ctx, name), target)
+    except OSError as error:
+        raise InvalidInput("unwritable", f"{target} cannot be written: {error.strerror}.") from error
     with ctx.db.write() as session:
         record(session, ctx, actor, "federation.export", name)
     return target
+
+
+def _write(files: Iterator[tuple[str, bytes]], target: Path) -> None:
+    if target.suffix == ".zip":
+        partial = target.with_suffix(".zip.partial")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+            for file_name, data in files:
+                archive.writestr(file_name, data)
+        partial.replace(target)
+        return
+    for file_name, data in files:
+        file = target / file_name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
 
 
 def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
@@ -70,6 +79,7 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
         "state": view.state,
         "best_accuracy": view.best_accuracy,
         "best_model": view.best_model,
+        "stale_rounds": federation.stale_rounds,
     }
     yield "federation.json", json.dumps(summary, indent=2).encode()
     yield "plan.json", plan_of(federation.plan).model_dump_json(indent=2).encode()
@@ -95,7 +105,7 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
     except (KeyError, ValueError, TypeError, ValidationError) as error:
         raise InvalidInput("not-an-export", f"{source} is not an exported federation: {error}.") from error
     if new_name:
-        plan = FederationPlan.model_validate(plan.model_dump() | {"name": new_name})
+        plan = validate_plan(plan.model_dump() | {"name": new_name})
     plan_json, now = plan.model_dump_json(), ctx.clock()
     start = half_of(plan_json).initial_state()
     try:
@@ -118,6 +128,7 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
                 completed_rounds=done,
                 best_accuracy=summary.get("best_accuracy"),
                 best_model=summary.get("best_model"),
+                stale_rounds=summary.get("stale_rounds", 0),
                 version=0,
             )
             session.add(federation)

@@ -138,16 +138,19 @@ def authenticate(ctx: Context, text: str) -> Identity:
             row = session.execute(query).first()
         if row is not None and tokens.matches(parts[1], row[0].token_hash):
             client, federation_name = row
-            if client.state != "active":
-                raise NotAllowed(
-                    f"client-{client.state}",
-                    "This client was revoked by the operator."
-                    if client.state == "revoked"
-                    else "This client has left.",
-                    next_step="Join again with a new invite.",
-                )
+            refuse_ended(client)
             return Identity(client.id, client.name, client.federation_id, federation_name)
     raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+
+
+def refuse_ended(client: Client) -> None:
+    """A client that has left or was revoked may do nothing more, and is told so."""
+    if client.state != "active":
+        raise NotAllowed(
+            f"client-{client.state}",
+            "This client was revoked by the operator." if client.state == "revoked" else "This client has left.",
+            next_step="Join again with a new invite.",
+        )
 
 
 def client_view(session: Session, client: Client) -> ClientView:

@@ -97,9 +97,13 @@ def _expire_transfers(ctx: Context, retention: Retention) -> int:
 
 
 def _drop_uploads(ctx: Context, retention: Retention) -> int:
-    """The newest rounds of each federation keep their uploads; failed rounds count as well."""
+    """The newest finished rounds of each federation keep their uploads; failed rounds count as well."""
+    finished = Round.state.in_(["done", "failed"])
     newest = (
-        select(Round.federation_id, func.max(Round.number).label("number")).group_by(Round.federation_id).subquery()
+        select(Round.federation_id, func.max(Round.number).label("number"))
+        .where(finished)
+        .group_by(Round.federation_id)
+        .subquery()
     )
     old = (
         select(Update)
@@ -107,7 +111,7 @@ def _drop_uploads(ctx: Context, retention: Retention) -> int:
         .join(newest, newest.c.federation_id == Round.federation_id)
         .where(
             Update.blob_id.is_not(None),
-            Round.state.in_(["done", "failed"]),
+            finished,
             Round.number <= newest.c.number - retention.keep_round_uploads,
         )
     )

@@ -73,16 +73,25 @@ def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiti
 
 
 def _judge(session: Session, ctx: Context, federation: Federation) -> OpenRound | Finish | Waiting | Fail:
-    latest = latest_model(session, federation)
     return judge_federation(
         plan_of(federation.plan).rounds,
         completed_rounds=federation.completed_rounds,
         active_clients=len(active_clients(session, federation)),
         waiting_since=federation.state_since,
-        latest_accuracy=pooled_accuracy(session, federation, latest.number - 1) if latest.number else None,
+        latest_accuracy=_latest_accuracy(session, federation),
         stale_rounds=federation.stale_rounds,
         now=ctx.clock(),
     )
+
+
+def _latest_accuracy(session: Session, federation: Federation) -> float | None:
+    """Of the newest model that the clients have had a round's time to measure: the last but one.
+
+    Its number is not always one less, because a round that failed made no model.
+    """
+    query = select(Model.number).where(Model.federation_id == federation.id).order_by(Model.number.desc())
+    number = session.execute(query.offset(1).limit(1)).scalar_one_or_none()
+    return None if number is None else pooled_accuracy(session, federation, number)
 
 
 def latest_model(session: Session, federation: Federation) -> Model:

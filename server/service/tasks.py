@@ -148,7 +148,8 @@ def serving_basis(session: Session, federation: Federation) -> tuple[str, str]:
     if last is not None:
         return last.facts, last.roster
     roster = [client_record(client) for client in active_clients(session, federation)]
-    return json.dumps(half_of(federation.plan).facts(roster), sort_keys=True), dump_roster(roster)
+    facts = half_of(federation.plan).facts(roster) if roster else {}  # nobody's data have no heterogeneity
+    return json.dumps(facts, sort_keys=True), dump_roster(roster)
 
 
 def _personal(
@@ -172,6 +173,7 @@ def _personal(
         )
     private = _private_state(ctx.db, model.private_blob_id) if model.private_blob_id else {}
     members = load_roster(roster)
+    client = next((member for member in members if member.id == client.id), client)  # newer counts count later
     state = ServerState(shared={}, private=private)
     tensors = half_of(federation.plan).personal(state, client, members, facts_of(facts))
     blob_id = blobs.store(ctx.db, encode(tensors, {"model": str(number)}), ctx.clock())

@@ -8,17 +8,17 @@ from functools import partial
 from typing import TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
 from server.service.context import Context, update_spec, wake
-from server.service.enrolment import Identity
+from server.service.enrolment import Identity, refuse_ended
 from server.service.progress import advance
 from server.service.tasks import round_of
 from server.store import blobs
 from server.store.session import LOCK
-from server.store.tables import Blob, Federation, Round, Transfer, Update
+from server.store.tables import Blob, Client, Federation, Participant, Round, Transfer, Update
 from shared.problems import WireError
 from shared.schemas import TrainingReport, UpdateReceipt
 from shared.wire import Checker, Spec
@@ -57,7 +57,7 @@ class Upload:
         self._received = 0
         self._transfer_id: str | None = None
         with ctx.db.write() as session:
-            round_ = round_of(session, identity, round_id)
+            round_ = _lock_part(session, identity, round_id)
             self._spec = _spec(session, round_)
             if length is not None and length > self._spec.max_total_bytes:
                 raise _too_large(self._spec)
@@ -81,9 +81,7 @@ class Upload:
         with self._ctx.db.write() as session:
             transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
             if transfer is None:
-                raise Conflict(
-                    "upload-replaced", "A newer upload of this client, or the end of the round, ended this one."
-                )
+                raise _replaced()
             blobs.append(session, transfer.blob_id, data)
             transfer.last_byte_at = self._ctx.clock()
 
@@ -116,7 +114,7 @@ class UploadPart:
         self._length, self._digest = length, digest
         self._transfer_id: str | None = None
         with ctx.db.write() as session:
-            round_ = round_of(session, identity, round_id)
+            round_ = _lock_part(session, identity, round_id)
             self._spec = _spec(session, round_)
             if length > self._spec.max_total_bytes:
                 raise _too_large(self._spec)
@@ -143,9 +141,7 @@ class UploadPart:
         with self._ctx.db.write() as session:
             transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
             if transfer is None:
-                raise Conflict(
-                    "upload-replaced", "A newer upload of this client, or the end of the round, ended this one."
-                )
+                raise _replaced()
             stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
             if stored != self._position:  # another request is appending to the same upload
                 raise OffsetMismatch(stored)
@@ -159,10 +155,12 @@ class UploadPart:
         if self._position < self._length:
             return UploadStatus(self._position, self._length, complete=False)
         with self._ctx.db.read() as session:
-            blob_id = session.get_one(Transfer, self._transfer_id).blob_id
+            transfer = session.get(Transfer, self._transfer_id)
+        if transfer is None:
+            return _ended(self._ctx, self._identity, self._round_id, self._digest)
         checker, sha = Checker(self._spec), hashlib.sha256()
         try:
-            for piece in blobs.read(self._ctx.db, blob_id):
+            for piece in blobs.read(self._ctx.db, transfer.blob_id):
                 sha.update(piece)
                 _check(partial(checker.feed, piece))
             if sha.hexdigest() != self._digest:
@@ -197,11 +195,17 @@ def status(ctx: Context, identity: Identity, round_id: int) -> UploadStatus:
 
 
 def drop_transfer(session: Session, transfer: Transfer) -> None:
-    """Forget an upload that did not become an update."""
-    blob_id = transfer.blob_id
-    session.delete(transfer)
-    session.flush()
-    blobs.drop(session, blob_id)
+    """Forget an upload that did not become an update, unless it just became one, or another process was first."""
+    dropped = session.execute(delete(Transfer).where(Transfer.id == transfer.id))
+    if dropped.rowcount:  # type: ignore[attr-defined]  # a DELETE's result has it
+        blobs.drop(session, transfer.blob_id)
+
+
+def _lock_part(session: Session, identity: Identity, round_id: int) -> Round:
+    """The round, with this client's part in it locked: its requests queue up, and each sees what the last one did."""
+    round_ = round_of(session, identity, round_id)
+    session.get_one(Participant, (round_id, identity.client_id), with_for_update=LOCK)
+    return round_
 
 
 def _spec(session: Session, round_: Round) -> Spec:
@@ -210,6 +214,10 @@ def _spec(session: Session, round_: Round) -> Spec:
 
 def _too_large(spec: Spec) -> TooLarge:
     return TooLarge("too-large", f"An update of this round has at most {spec.max_total_bytes} bytes.")
+
+
+def _replaced() -> Conflict:
+    return Conflict("upload-replaced", "A newer upload of this client, or the end of the round, ended this one.")
 
 
 def _refuse_closed(session: Session, round_: Round) -> None:
@@ -262,6 +270,15 @@ def _check(step: Callable[[], Result]) -> Result:
         raise InvalidInput(error.code, error.message, next_step=error.next_step) from error
 
 
+def _ended(ctx: Context, identity: Identity, round_id: int, digest: str) -> UpdateReceipt:
+    """The receipt if another request has brought the same upload to its end; else why there is none."""
+    with ctx.db.read() as session:
+        if session.get(Update, (round_id, identity.client_id)) is None:
+            _refuse_closed(session, round_of(session, identity, round_id))
+            raise _replaced()
+    return _repeated(ctx, identity, round_id, digest)
+
+
 def _repeated(ctx: Context, identity: Identity, round_id: int, digest: str) -> UpdateReceipt:
     with ctx.db.read() as session:
         update = session.get_one(Update, (round_id, identity.client_id))
@@ -294,15 +311,16 @@ def _accept(
             "The metadata has no valid training report.",
             next_step="Put the report as JSON under 'report' into the safetensors metadata.",
         ) from error
-    try:
-        with ctx.db.write() as session:
-            # The federation's lock makes two last uploads queue up: the second one sees the first.
-            federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
-            round_ = session.get_one(Round, round_id, populate_existing=True)
+    with ctx.db.write() as session:
+        # The federation's lock makes two last uploads queue up: the second one sees the first.
+        federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
+        round_ = _lock_part(session, identity, round_id)
+        if session.get(Update, (round_id, identity.client_id)) is None:
+            refuse_ended(session.get_one(Client, identity.client_id))  # its token was checked when the request began
             _refuse_closed(session, round_)
-            transfer = session.get(Transfer, transfer_id)
+            transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
             if transfer is None:
-                raise Conflict("upload-replaced", "A newer upload of this client ended this one.")
+                raise _replaced()
             blob = blobs.seal(session, transfer.blob_id, digest)
             update = Update(
                 round_id=round_id,
@@ -319,5 +337,4 @@ def _accept(
             wake(federation)
             advance(session, ctx, federation)
             return _receipt(session, update)
-    except IntegrityError:  # the same client's other request was first
-        return _repeated(ctx, identity, round_id, digest)
+    return _repeated(ctx, identity, round_id, digest)  # the same client's other request was first

@@ -6,7 +6,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from server.store.session import Database, DatabaseError
 
@@ -24,7 +24,7 @@ def current_version(db: Database) -> str | None:
     try:
         with db.engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
-    except OperationalError as error:
+    except DBAPIError as error:
         cause = str(error.orig).strip().splitlines()[0] if error.orig else "no reason given"
         raise DatabaseError(
             f"The database cannot be reached: {cause}.", next_step="Check the address given with --db or DISTRANS_DB."

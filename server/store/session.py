@@ -31,23 +31,25 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
             raise DatabaseError(
                 "The database address cannot be read.",
                 next_step="Use sqlite:///path/to/file.db or postgresql://user:password@host/name.",
             ) from error
-        if parsed.drivername in ("postgresql", "postgres"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        # One driver for each, whatever the address names.
+        driver = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}.get(
+            parsed.get_backend_name()
+        )
+        if driver is None:
             raise DatabaseError(f"{parsed.get_backend_name()} is not supported.", next_step="Use SQLite or PostgreSQL.")
-        self.url = parsed
-        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self.url = parsed = parsed.set(drivername=driver)
+        self.is_sqlite = driver == "sqlite"
         self._writing = threading.Lock()
         self.work = threading.Event()  # set after a commit that leaves something for the background worker
         if self.is_sqlite:
             if parsed.database in (None, "", ":memory:"):
                 raise DatabaseError("SQLite needs a file.", next_step="Use sqlite:///path/to/file.db.")
-            Path(str(parsed.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(Path(str(parsed.database)).parent)
             # Autocommit mode: this module says BEGIN itself, so that a write takes its lock at the start.
             connect_args: dict[str, Any] = {"isolation_level": None, "timeout": _BUSY_TIMEOUT_MS / 1000}
         else:
@@ -85,6 +87,15 @@ class Database:
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseError(
+            f"The folder {folder} cannot be made: {error.strerror}.", next_step="Choose another --data-dir or --db."
+        ) from error
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

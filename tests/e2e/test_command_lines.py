@@ -1,5 +1,7 @@
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -77,21 +79,29 @@ class TestEveryProgram:
 
 
 class TestDemo:
-    def test_it_ends_with_the_table(self, tmp_path: Path) -> None:
-        result = run("distrans-lab", "demo", "--rounds", "2", folder=tmp_path)
+    def test_it_ends_with_the_table_and_a_prediction(self, tmp_path: Path) -> None:
+        """Two sites, so that few processes have to start."""
+        result = run("distrans-lab", "demo", "--rounds", "2", "--clients", "2", "--dh", "1", folder=tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.startswith("5 sites, 4 digits each, 1347 training images, DH 60%\n")
-        for method in ("distrans", "fedavg"):
-            rounds = re.findall(rf"^{method}: round (\d) of 2, accuracy (\d+\.\d)%$", result.stdout, re.MULTILINE)
-            assert [number for number, _ in rounds] == ["1", "2"]
-        *sites, pooled = table_rows(result.stdout)
-        assert [row[0] for row in sites] == [f"site-00{number}" for number in range(1, 6)]
-        assert all(len(row[1].split()) == 4 for row in sites)
-        assert pooled[0] == "all"
-        assert int(pooled[2]) == sum(int(row[2]) for row in sites)
-        assert all(re.fullmatch(r"\d+\.\d%", cell) for row in (*sites, pooled) for cell in row[3:5])
-        assert all(float(row[5]) > 0 for row in sites)
-        assert list(tmp_path.iterdir()) == []
+        assert result.stdout.startswith("2 sites, DH 100%, 10 classes; everything is in ")
+        rounds = re.findall(r"^round (\d) of 2 done, mean training loss (\d+\.\d+)$", result.stdout, re.MULTILINE)
+        assert [number for number, _ in rounds] == ["1", "2"]
+        assert float(rounds[1][1]) < float(rounds[0][1])
+        sites = table_rows(result.stdout)
+        assert [row[0] for row in sites] == ["site-001", "site-002"]
+        assert sorted(sites[0][1].split() + sites[1][1].split()) == list("0123456789")
+        assert all(int(row[2]) > 0 for row in sites)
+        assert all(re.fullmatch(r"\d+\.\d%", cell) for row in sites for cell in row[3:])
+        assert {len(row) for row in sites} == {7}
+        answer = json.loads(result.stdout[result.stdout.index("\n{") :])
+        assert (answer["model"]["federation"], answer["model"]["round"]) == ("demo", 2)
+        assert answer["predictions"][0]["label"] in "0123456789"
+        assert [path.name for path in tmp_path.iterdir()] == ["demo-run"]
+        ports = set(re.findall(r"http://127\.0\.0\.1:(\d+)", result.stdout))
+        assert len(ports) == 2  # the coordinator's and that of the site that was asked
+        for port in ports:  # the processes have ended with the program
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", int(port)), timeout=5)
 
     def test_a_number_of_sites_that_does_not_fit(self, tmp_path: Path) -> None:
         assert refuses("distrans-lab", "demo", "--clients", "3", folder=tmp_path) == (
@@ -112,11 +122,3 @@ class TestBenchTrain:
         assert name == "lenet"
         assert int(speed) > 0
         assert all(re.fullmatch(r"\d+\.\d\d×", ratio) for ratio in (joint, alternating))
-
-    def test_unknown_backbone(self, tmp_path: Path) -> None:
-        message = refuses("distrans-lab", "bench", "train", "vgg", folder=tmp_path)
-        assert message.startswith("error: The plan has a fault:\n  model.backbone: unknown; use one of lenet,")
-
-    def test_unknown_device(self, tmp_path: Path) -> None:
-        message = refuses("distrans-lab", "bench", "train", "lenet", "--device", "gpu", folder=tmp_path)
-        assert message.startswith("error: The device 'gpu' cannot be used here:")

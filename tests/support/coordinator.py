@@ -1,5 +1,6 @@
 """A real coordinator process, and sites that talk to it over HTTP."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,8 @@ class CoordinatorProcess(LoggedProcess, Coordinator):
             PYTHONWARNINGS="error::ResourceWarning",
         )
         self.url = self.wait_for_line(r"listening on (\S+)")
-        self.http = httpx.Client(base_url=self.url, timeout=30, verify=ca_file or True, trust_env=False)
+        trust = ssl.create_default_context(cafile=ca_file)
+        self.http = httpx.Client(base_url=self.url, timeout=120, verify=trust, trust_env=False)
         self.wait_for_line("Application startup complete")
 
     def wait(self, timeout_s: float = 90) -> int:
@@ -118,3 +120,5 @@ def running(db_url: str, data_dir: Path, *options: str, ca_file: str | None = No
     finally:
         if coordinator.process.poll() is None:
             coordinator.stop()
+        else:
+            coordinator.wait()

@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import safetensors.torch
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from support.plans import small_plan, update_body
 from torch import Tensor
 
 from server.core.aggregation import strip
 from server.service import enrolment, federations, housekeeping, tasks, uploads
 from server.service.aggregation import Aggregator
-from server.service.context import Actor, Context
+from server.service.context import Actor, Context, facts_of
 from server.service.enrolment import Identity
+from server.service.progress import round_under_way
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Base, Blob, Federation, Model, Personal, Round, Transfer, Update
@@ -96,13 +98,19 @@ class Desk:
         request = JoinRequest(name=name, class_counts=class_counts or {"cat": 5, "dog": 5})
         return enrolment.join(self.ctx, invite, request).token
 
-    def body(self, seed: int, samples: int = 10) -> bytes:
+    def body(self, seed: int) -> bytes:
         """A valid update of the round under way."""
-        return update_body(self.plan, self.round.facts, seed, samples)
+        return _body(self.plan, tuple(sorted(facts_of(self._under_way().facts).items())), seed)
 
     def put(self, who: Identity, body: bytes, round_id: int | None = None) -> UpdateReceipt:
         """A PUT in one piece."""
-        return put(self.ctx, who, self.round.id if round_id is None else round_id, body)
+        return put(self.ctx, who, self._under_way().id if round_id is None else round_id, body)
+
+    def _under_way(self) -> Round:
+        with self.db.read() as session:
+            found = round_under_way(session, federations.load(session, self.name))
+        assert found is not None
+        return found
 
     def upload(self, who: Identity, seed: int) -> UpdateReceipt:
         """A valid update for the round under way."""
@@ -150,6 +158,11 @@ class Desk:
         return digest(blobs.read_all(self.db, blob_id)) if blob_id else None
 
 
+@lru_cache(maxsize=256)
+def _body(plan: FederationPlan, facts: tuple[tuple[str, str], ...], seed: int) -> bytes:
+    return update_body(plan, dict(facts), seed)
+
+
 def put(ctx: Context, who: Identity, round_id: int, body: bytes, *, claimed: str | None = None) -> UpdateReceipt:
     """A PUT in one piece, as the API carries it out; `claimed` is the Content-Digest."""
     upload = uploads.Upload(ctx, who, round_id, claimed, len(body))
@@ -185,8 +198,8 @@ def unreferenced_blobs(db: Database) -> set[str]:
     """Blobs that nothing refers to."""
     columns = (Model.blob_id, Model.private_blob_id, Update.blob_id, Transfer.blob_id, Personal.blob_id)
     with db.read() as session:
-        stored = set(session.execute(select(Blob.id)).scalars())
-        return stored.difference(*(session.execute(select(column)).scalars() for column in columns))
+        query = select(Blob.id).where(*[~exists().where(column == Blob.id) for column in columns])
+        return set(session.execute(query).scalars())
 
 
 def update_limit(plan: FederationPlan) -> int:

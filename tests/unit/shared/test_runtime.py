@@ -30,7 +30,7 @@ class TestSelectDevice:
             select_device("cuda")
         assert caught.value.next_step == "Use --device auto, or cpu."
 
-    @pytest.mark.parametrize("name", ["", "gpu", "cuda:99", "cuda:x", "cpu:-1", "xpu:99", "hpu:99", "privateuseone"])
+    @pytest.mark.parametrize("name", ["", "gpu", "cuda:99", "cuda:x", "cpu:-1", "hpu:99", "vulkan", "privateuseone"])
     def test_devices_that_are_not_there(self, name: str) -> None:
         with pytest.raises(DistransError, match=f"The device '{name}' cannot be used here: .") as caught:
             select_device(name)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -153,6 +153,7 @@ class TestRunningMean:
         assert mean_of(sets, [1, 3])["w"].tolist() == [2.5]
         assert mean_of(sets)["w"].tolist() == [2.0]
 
+    @settings(max_examples=50)
     @given(updates(), st.integers(1, 12), weights)
     def test_the_mean_of_identical_sets_is_that_set(
         self, drawn: tuple[list[dict[str, Tensor]], list[int]], number: int, weight: int
@@ -168,6 +169,7 @@ class TestRunningMean:
             else:  # a sum that starts from zero has no negative zeros
                 assert same_bits(mean[name], expected if name == "flag" else expected + 0)
 
+    @settings(max_examples=50)
     @given(updates(), st.data())
     def test_the_order_does_not_matter(
         self, drawn: tuple[list[dict[str, Tensor]], list[int]], data: st.DataObject
@@ -177,6 +179,7 @@ class TestRunningMean:
         forward, shuffled = mean_of(sets, counts), mean_of([sets[i] for i in order], [counts[i] for i in order])
         assert encode(shuffled) == encode(forward)
 
+    @settings(max_examples=50)
     @given(updates())
     def test_a_float32_mean_is_the_exact_one_rounded(self, drawn: tuple[list[dict[str, Tensor]], list[int]]) -> None:
         sets, counts = drawn
@@ -264,6 +267,7 @@ class TestRunningMean:
         mean.add({"w": torch.tensor([2.0])}, 3)
         assert mean.result()["w"].tolist() == [1.75]
 
+    @settings(max_examples=50)
     @given(updates(), st.data())
     def test_it_goes_on_from_a_stored_state(
         self, drawn: tuple[list[dict[str, Tensor]], list[int]], data: st.DataObject

@@ -1,0 +1,331 @@
+"""Aggregation is exactly once: processes that die, stall or race at any point end in the same model, published once."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from sqlalchemy import delete, select
+from sqlalchemy.exc import OperationalError
+from support.plans import small_plan
+from support.service import (
+    MEAN_OFFSETS,
+    OPERATOR,
+    Desk,
+    count,
+    fedavg_plan,
+    mean_bits,
+    put,
+    run_dry,
+    unreferenced_blobs,
+)
+
+from server.service import federations, housekeeping
+from server.service.aggregation import LEASE_S, Aggregator
+from server.service.context import Context
+from server.service.enrolment import Identity
+from server.service.housekeeping import Retention
+from server.store.schema import upgrade
+from server.store.session import Database
+from server.store.tables import BlobChunk, Model, Update
+
+STAGES = ("before-fold", "after-fold", "before-store", "before-publish", "after-publish")
+FOLDING = STAGES[:2]
+UNPUBLISHED = STAGES[:4]
+PLAN = small_plan(method=MEAN_OFFSETS, rounds={"count": 3, "min_clients": 3})
+
+
+class Killed(BaseException):
+    """kill -9: nothing of the program runs any more, not even `except Exception`."""
+
+
+def at(stage: str, act: Callable[[], object], times: int = 1) -> Callable[[str], None]:
+    """A hook that acts when the stage is reached for the n-th time, once."""
+    seen = 0
+
+    def hook(reached: str) -> None:
+        nonlocal seen
+        seen += reached == stage
+        if reached == stage and seen == times:
+            act()
+
+    return hook
+
+
+def die() -> None:
+    raise Killed
+
+
+class Scene(Desk):
+    """Three sites after a first round, so that the second one starts from private server state too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sites = [self.join(name) for name in ("east", "north", "south")]
+        self.run_round(self.seeds(1))
+
+    def seeds(self, number: int) -> dict[Identity, int]:
+        """The updates of a round."""
+        return {who: 10 * number + place for place, who in enumerate(self.sites)}
+
+    def upload_all(self, number: int = 2) -> None:
+        """Everybody's update of a round."""
+        for who, seed in self.seeds(number).items():
+            self.upload(who, seed)
+
+    def process(self, hook: Callable[[str], None] = lambda _stage: None) -> Aggregator:
+        """The worker of one more process."""
+        return Aggregator(Context(self.db, self.clock), hook)
+
+    def outcome(self) -> tuple[object, ...]:
+        """What must be the same however the second round came about."""
+        return self.bits(2), self.private_bits(), [model.number for model in self.models()], self.view.rounds_done
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """The outcome of two rounds in which nothing happened, on SQLite; PostgreSQL must give the same."""
+    file: Path = tmp_path_factory.mktemp("undisturbed") / "coordinator.db"
+    db = Database(f"sqlite:///{file}")
+    upgrade(db)
+    scene = Scene(db, PLAN)
+    scene.upload_all()
+    scene.aggregate()
+    outcome = scene.outcome()
+    db.close()
+    return outcome
+
+
+@pytest.fixture
+def scene(clean_db: Database) -> Scene:
+    return Scene(clean_db, PLAN)
+
+
+class TestDeath:
+    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    def test_is_made_good_by_another_process_when_the_lease_is_over(
+        self, scene: Scene, expected: tuple[object, ...], stage: str
+    ) -> None:
+        scene.upload_all()
+        with pytest.raises(Killed):
+            run_dry(scene.process(at(stage, die)))
+        other = scene.process()
+        scene.clock.advance(LEASE_S)
+        assert not other.step(), "the lease still holds"
+        assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
+        scene.clock.advance(1)
+        run_dry(other)
+        assert scene.outcome() == expected
+        self.leaves_only_garbage(scene)
+
+    @staticmethod
+    def leaves_only_garbage(scene: Scene) -> None:
+        """What the dead process had written is found and removed, and nothing else is."""
+        scene.clock.advance(2 * Retention().garbage_s)
+        housekeeping.clean(scene.ctx, Retention(keep_round_uploads=99))
+        assert unreferenced_blobs(scene.db) == set()
+        assert count(scene.db, Update) == [6]
+
+    def test_right_after_publishing_changes_nothing(self, scene: Scene, expected: tuple[object, ...]) -> None:
+        scene.upload_all()
+        with pytest.raises(Killed):
+            run_dry(scene.process(at("after-publish", die)))
+        assert scene.outcome() == expected
+        run_dry(scene.process())
+        assert scene.outcome() == expected
+        assert scene.round.number == 3
+        assert unreferenced_blobs(scene.db) == set()
+
+    @pytest.mark.parametrize("stage", FOLDING)
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_while_updates_still_land(self, scene: Scene, expected: tuple[object, ...], stage: str, times: int) -> None:
+        """The first process folds two updates of three, and dies; the one that follows begins again."""
+        seeds = scene.seeds(2)
+        for who in scene.sites[:2]:
+            scene.upload(who, seeds[who])
+        with pytest.raises(Killed):
+            run_dry(scene.process(at(stage, die, times)))
+        scene.clock.advance(LEASE_S + 1)
+        other = scene.process()
+        assert other.step()
+        scene.upload(scene.sites[2], seeds[scene.sites[2]])
+        run_dry(other)
+        assert scene.outcome() == expected
+
+    def test_of_one_process_after_the_other(self, scene: Scene, expected: tuple[object, ...]) -> None:
+        scene.upload_all()
+        for stage in UNPUBLISHED:
+            with pytest.raises(Killed):
+                run_dry(scene.process(at(stage, die)))
+            scene.clock.advance(LEASE_S + 1)
+        run_dry(scene.process())
+        assert scene.outcome() == expected
+        self.leaves_only_garbage(scene)
+
+    def test_does_not_keep_the_same_process_id_waiting(self, scene: Scene, expected: tuple[object, ...]) -> None:
+        """A worker that failed and looks again is still the owner of its lease."""
+        scene.upload_all()
+        ctx = Context(scene.db, scene.clock)
+        with pytest.raises(Killed):
+            run_dry(Aggregator(ctx, at("before-store", die)))
+        run_dry(Aggregator(ctx))
+        assert scene.outcome() == expected
+
+
+class TestStall:
+    """A process that was merely slow wakes up when another has done its work."""
+
+    @pytest.mark.parametrize("stage", STAGES)
+    def test_changes_nothing(self, scene: Scene, expected: tuple[object, ...], stage: str) -> None:
+        scene.upload_all()
+
+        def meanwhile() -> None:
+            scene.clock.advance(LEASE_S + 1)
+            run_dry(scene.process())
+            assert scene.outcome() == expected
+
+        slow = scene.process(at(stage, meanwhile))
+        run_dry(slow)
+        assert scene.outcome() == expected
+        assert scene.round.number == 3
+        assert unreferenced_blobs(scene.db) == set()
+        scene.upload_all(3)
+        run_dry(slow)  # it is as good as any other process for the next round
+        assert (scene.view.state, scene.view.rounds_done) == ("finished", 3)
+
+    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    def test_does_not_publish_while_another_holds_the_lease(
+        self, scene: Scene, expected: tuple[object, ...], stage: str
+    ) -> None:
+        scene.upload_all()
+
+        def another_takes_over_and_dies() -> None:
+            scene.clock.advance(LEASE_S + 1)
+            with pytest.raises(Killed):
+                run_dry(scene.process(at("before-publish", die)))
+
+        slow = scene.process(at(stage, another_takes_over_and_dies))
+        run_dry(slow)
+        assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
+        scene.clock.advance(LEASE_S + 1)
+        run_dry(slow)
+        assert scene.outcome() == expected
+
+    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    def test_past_the_end_of_the_federation_publishes_nothing(self, scene: Scene, stage: str) -> None:
+        scene.upload_all()
+        cancel = at(stage, lambda: federations.cancel(scene.ctx, OPERATOR, scene.name))
+        run_dry(scene.process(cancel))
+        assert (scene.view.state, count(scene.db, Model)) == ("cancelled", [2])
+        assert [row.state for row in scene.rounds()] == ["done", "failed"]
+        assert unreferenced_blobs(scene.db) == set()
+
+    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    def test_past_a_pause_publishes_but_opens_no_round(
+        self, scene: Scene, expected: tuple[object, ...], stage: str
+    ) -> None:
+        scene.upload_all()
+        run_dry(scene.process(at(stage, lambda: federations.pause(scene.ctx, OPERATOR, scene.name))))
+        assert scene.outcome() == expected
+        assert (scene.view.state, scene.view.round) == ("paused", None)
+
+    def test_of_the_database_is_tried_again(self, scene: Scene, expected: tuple[object, ...]) -> None:
+        scene.upload_all()
+
+        def away() -> None:
+            raise OperationalError("SELECT 1", {}, Exception("the server closed the connection"))
+
+        for stage in UNPUBLISHED:
+            assert not scene.process(at(stage, away)).step()
+            assert scene.round.state == "aggregating"
+            scene.clock.advance(LEASE_S + 1)
+        run_dry(scene.process())
+        assert scene.outcome() == expected
+
+
+class TestTurns:
+    def test_an_idle_lease_is_taken_over_by_whoever_is_there(self, scene: Scene, expected: tuple[object, ...]) -> None:
+        """Two processes fold turn by turn, each from its own memory; neither counts an update twice."""
+        seeds = scene.seeds(2)
+        first, second = scene.process(), scene.process()
+        federations.pause(scene.ctx, OPERATOR, scene.name)  # no deadline while leases run out
+        for place, (owner, other) in enumerate([(first, second), (second, first), (first, second)]):
+            scene.upload(scene.sites[place], seeds[scene.sites[place]])
+            assert owner.step()
+            assert not other.step()
+            scene.clock.advance(LEASE_S + 1)
+        run_dry(second)
+        assert scene.outcome() == expected
+
+    def test_nothing_landed_is_nothing_to_do(self, scene: Scene) -> None:
+        assert not scene.process().step()
+        assert scene.rounds()[-1].lease_owner is None
+
+    def test_a_federation_does_not_wait_for_the_lease_of_another(self, clean_db: Database) -> None:
+        desks = [Desk(clean_db, fedavg_plan(name)) for name in ("cats", "dogs")]
+        for seed, desk in enumerate(desks):
+            desk.upload(desk.join("north"), seed)
+        with pytest.raises(Killed):
+            run_dry(Aggregator(desks[0].ctx, at("before-publish", die)))
+        run_dry(Aggregator(desks[1].ctx))
+        assert [desk.view.rounds_done for desk in desks] == [0, 1]
+
+
+class TestDamage:
+    def test_fails_the_round_instead_of_looking_slow(self, scene: Scene) -> None:
+        """Stored bytes that cannot be read back, as after a disk error, stop the round with a reason."""
+        scene.upload_all()
+        with scene.db.write() as session:
+            damaged = select(Update.blob_id).where(Update.client_id == scene.sites[1].client_id)
+            session.execute(
+                delete(BlobChunk).where(BlobChunk.blob_id.in_(damaged.where(Update.round_id == scene.round.id)))
+            )
+        scene.aggregate()
+        assert scene.view.state == "paused"
+        assert scene.view.reason.startswith("round 2 failed: aggregation failed: SafetensorError")
+        assert [(row.state, row.closed_at) for row in scene.rounds()][1:] == [("failed", scene.clock.now)]
+        federations.resume(scene.ctx, OPERATOR, scene.name)
+        assert (scene.round.number, scene.rounds()[-1].base_model) == (3, 1)
+        scene.upload_all(3)
+        scene.aggregate()
+        assert [model.number for model in scene.models()] == [0, 1, 3]
+
+
+@pytest.fixture
+def processes(clean_db: Database) -> Iterator[list[Database]]:
+    """Two processes' own connections to one database."""
+    url = clean_db.url.render_as_string(hide_password=False)
+    with ExitStack() as stack:
+        databases = [Database(url) for _ in range(2)]
+        for database in databases:
+            stack.callback(database.close)
+        yield databases
+
+
+def test_two_processes_publish_each_model_once(clean_db: Database, processes: list[Database]) -> None:
+    """Both look all the time, and the sites upload through either of them."""
+    rounds = 15
+    desk = Desk(clean_db, fedavg_plan(min_clients=2, count=rounds))
+    sites = [desk.join("north"), desk.join("south")]
+    contexts = [Context(db, desk.clock) for db in processes]
+    aggregators = [Aggregator(ctx) for ctx in contexts]
+    expected = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(1, rounds + 1):
+            bodies, round_id, start = [desk.body(2 * number), desk.body(2 * number + 1)], desk.round.id, Barrier(2)
+
+            def work(place: int) -> None:
+                start.wait()  # noqa: B023 - the loop waits for the threads
+                put(contexts[place], sites[place], round_id, bodies[place])  # noqa: B023
+                while federations.show(contexts[place], desk.name).rounds_done < number:  # noqa: B023
+                    aggregators[place].step()
+
+            list(pool.map(work, range(2)))
+            expected.append(mean_bits(bodies))
+    assert [desk.bits(number) for number in range(1, rounds + 1)] == expected
+    assert [model.number for model in desk.models()] == list(range(rounds + 1))
+    assert [(row.number, row.state) for row in desk.rounds()] == [(number, "done") for number in range(1, rounds + 1)]
+    assert (desk.view.state, desk.view.rounds_done) == ("finished", rounds)
+    assert unreferenced_blobs(clean_db) == set()

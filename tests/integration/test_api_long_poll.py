@@ -1,0 +1,309 @@
+"""Agents wait for work on one process: who is woken by what, how many can wait, and how the process stops."""
+
+import asyncio
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import func, select
+from support.api import RawConnection, new_database
+from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site, running
+from support.databases import KINDS
+from support.plans import small_plan, update_body
+
+from server.service import federations
+from server.service.context import Actor, Context
+from server.store.session import Database
+from server.store.tables import Transfer, Update
+from shared.plan import FederationPlan
+from shared.schemas import TaskAnswer
+from shared.wire import digest
+
+AGENTS = 1000
+OPERATOR = Actor("operator:test")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _many_open_files() -> Iterator[None]:
+    """A connection is an open file, here and in the processes that are started from here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, min(hard, 4 * AGENTS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def db_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_database(request.param, request, tmp_path_factory.mktemp("long-poll"))
+
+
+@pytest.fixture(scope="module")
+def coordinator(db_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """One process; each test has a federation of its own."""
+    with running(db_address, tmp_path_factory.mktemp("data")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def elsewhere(db_address: str) -> Iterator[Context]:
+    """Another process of the coordinator: this one, which shares nothing with the first but the database."""
+    db = Database(db_address)
+    yield Context(db)
+    db.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def eventually(check: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Look again and again, for a limited time; what `check` asks the coordinator is the pace."""
+    give_up_at = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < give_up_at, "it has not happened"
+
+
+def new_federation(coordinator: CoordinatorProcess, name: str, **rounds: Any) -> tuple[FederationPlan, Site]:
+    """A federation that nobody has started, with one site."""
+    plan = small_plan(name, method={"name": "fedavg"}, rounds=rounds)
+    coordinator.create(plan, start=False)
+    return plan, coordinator.join(plan, "north", {"cat": 1})
+
+
+def last_seen(site: Site) -> float:
+    return float(site.http.get("/v1/me", headers=site.headers).json()["last_seen_at"])
+
+
+def poll(pool: ThreadPoolExecutor, site: Site, after: str = "") -> "Future[TaskAnswer]":
+    """A long poll that is under way: its sign of life has reached the database."""
+    before = last_seen(site)
+    waiting = pool.submit(site.task, 60, after)
+    eventually(lambda: last_seen(site) > before)
+    assert not waiting.done()
+    return waiting
+
+
+class TestWaking:
+    def test_work_is_answered_at_once(self, coordinator: CoordinatorProcess) -> None:
+        plan, site = new_federation(coordinator, "at-once", deadline_s=600)
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        answer = site.http.get("/v1/task?wait=60", headers=site.headers, timeout=50)
+        task = TaskAnswer.model_validate(answer.json())
+        assert task.action == "train"
+        assert task.round is not None
+        assert task.round.number == 1
+        assert task.round.update_url == f"/v1/rounds/{task.round.id}/update"
+        assert task.personal_url == f"/v1/rounds/{task.round.id}/personal"
+        assert task.model is not None
+        assert task.model.number == 0
+        assert task.deadline_s is not None
+        assert 0 < task.deadline_s <= 600
+
+    def test_a_round_that_opens(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+        plan, site = new_federation(coordinator, "opens")
+        waiting = poll(pool, site)
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        assert waiting.result(50).action == "train"
+
+    def test_a_site_that_joins(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+        """The one that the federation had waited for."""
+        plan, site = new_federation(coordinator, "joins", min_clients=2)
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        waiting = poll(pool, site)
+        coordinator.join(plan, "south", {"dog": 1})
+        assert waiting.result(50).action == "train"
+
+    def test_a_change_by_another_process(
+        self, coordinator: CoordinatorProcess, elsewhere: Context, pool: ThreadPoolExecutor
+    ) -> None:
+        plan, site = new_federation(coordinator, "elsewhere")
+        waiting = poll(pool, site)
+        federations.start(elsewhere, OPERATOR, plan.name)
+        task = waiting.result(50)
+        assert task.action == "train"
+        assert task.round is not None
+        body = update_body(plan, {}, 1)
+        assert site.put(task.round.id, body).status_code == 200
+        after = site.task(0).ticket
+        while (task := site.task(60, after)).action != "train":
+            after = task.ticket
+        federations.pause(elsewhere, OPERATOR, plan.name, "tea")
+        paused = site.task(60, task.ticket)
+        assert (paused.action, paused.reason, paused.round) == ("paused", "tea", None)
+        waiting = poll(pool, site, after=paused.ticket)
+        federations.cancel(elsewhere, OPERATOR, plan.name)
+        assert waiting.result(50).action == "cancelled"
+
+    def test_every_site_of_the_federation(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+        plan, north = new_federation(coordinator, "all", min_clients=3)
+        sites = [north, *(coordinator.join(plan, name, {"cat": 1}) for name in ("east", "south"))]
+        waiting = [poll(pool, site) for site in sites]
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        assert [answer.result(50).action for answer in waiting] == ["train"] * 3
+
+    def test_the_end_of_a_federation(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+        """The site that uploaded first waits for the others, and learns that it was the last round."""
+        plan, north = new_federation(coordinator, "ends", min_clients=2, count=1)
+        south = coordinator.join(plan, "south", {"dog": 1})
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        task = north.task()
+        assert task.round is not None
+        assert north.put(task.round.id, update_body(plan, {}, 1)).status_code == 200
+        waiting = poll(pool, north)
+        assert south.put(task.round.id, update_body(plan, {}, 2)).status_code == 200
+        finished = waiting.result(50)
+        assert (finished.action, finished.reason) == ("finished", "all 1 rounds are done")
+        assert finished.model is not None
+        assert finished.model.number == 1
+        assert north.task(60).action == "finished"  # at once, for a site that knows of nothing
+
+
+class TestTickets:
+    def test_nothing_new_until_the_time_is_over(self, coordinator: CoordinatorProcess) -> None:
+        _, site = new_federation(coordinator, "nothing-new")
+        answers = [site.task(wait_s) for wait_s in (0, 0.1, 1)]
+        assert {(answer.action, answer.reason) for answer in answers} == {("wait", "the operator has not started it")}
+        (ticket,) = {answer.ticket for answer in answers}
+        assert site.task(0.1, after=ticket) == answers[0]
+
+    def test_another_ticket_is_answered_at_once(self, coordinator: CoordinatorProcess) -> None:
+        plan, site = new_federation(coordinator, "tickets")
+        first = site.task(0)
+        assert site.http.get("/v1/task?wait=60&after=old", headers=site.headers, timeout=50).json()["action"] == "wait"
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        train = site.task(60, after=first.ticket)
+        assert train.ticket != first.ticket
+        again = site.http.get(f"/v1/task?wait=60&after={train.ticket}", headers=site.headers, timeout=50).json()
+        assert (again["action"], again["ticket"]) == ("train", train.ticket)  # work does not wait
+        assert train.round is not None
+        assert site.put(train.round.id, update_body(plan, {}, 1)).status_code == 200
+        assert site.task(60, after=train.ticket).ticket != train.ticket
+
+    def test_each_step_has_its_own(self, coordinator: CoordinatorProcess) -> None:
+        """Started, uploaded, aggregated, finished: a site that follows the tickets misses nothing."""
+        plan, site = new_federation(coordinator, "steps", count=2)
+        seen = [site.task(0)]
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        while seen[-1].action != "finished":
+            task = site.task(60, after=seen[-1].ticket)
+            seen.append(task)
+            if task.round is not None:
+                assert site.put(task.round.id, update_body(plan, {}, task.round.number)).status_code == 200
+        assert all(before.ticket != after.ticket for before, after in pairwise(seen))
+        models = [task.model.number for task in seen if task.model is not None]
+        assert models == sorted(models)
+        assert [task.action for task in seen].count("train") == 2
+        assert site.task(0.1, after=seen[-1].ticket) == seen[-1]
+
+    @pytest.mark.parametrize("query", ["wait=-1", "wait=61", "wait=soon", "wait=nan", "after=" + "x" * 65])
+    def test_parameters_out_of_range(self, coordinator: CoordinatorProcess, query: str) -> None:
+        plan = small_plan(f"range-{digest(query.encode())[:8]}", method={"name": "fedavg"})
+        coordinator.create(plan, start=False)
+        site = coordinator.join(plan, "north", {"cat": 1})
+        answer = site.http.get(f"/v1/task?{query}", headers=site.headers)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+        assert answer.json()["errors"][0].startswith("query." + query.partition("=")[0])
+
+
+async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> dict[str, Any]:
+    """Polls on its connection until there is work."""
+    request = f"GET /v1/task?wait=60 HTTP/1.1\r\nHost: coordinator\r\nAuthorization: Bearer {token}\r\n\r\n"
+    answer: dict[str, Any] = {}
+    try:
+        while answer.get("action") != "train":
+            writer.write(request.encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            assert head.startswith("http/1.1 200 "), head
+            length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+            answer = json.loads(await reader.readexactly(length))
+        return answer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def thread_count(process_id: int) -> int:
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(status.partition("Threads:")[2].split()[0])
+
+
+def open_files(process_id: int) -> int:
+    return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
+
+
+async def crowd(coordinator: CoordinatorProcess, plan: FederationPlan, site: Site) -> tuple[list[dict[str, Any]], int]:
+    """All agents wait, then the round opens; their answers, and how many threads the process had while they waited."""
+    parts, process_id = urlsplit(coordinator.url), coordinator.process.pid
+    before = open_files(process_id)
+    agents = []
+    for _ in range(AGENTS):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        agents.append(asyncio.create_task(agent(reader, writer, site.token)))
+    await asyncio.to_thread(eventually, lambda: open_files(process_id) >= before + AGENTS)
+    # Calls that need a thread queue up behind the agents' own: after two rounds of these every agent waits.
+    for _ in range(2):
+        await asyncio.to_thread(last_seen, site)
+    threads = thread_count(process_id)
+    assert not any(task.done() for task in agents)
+    await asyncio.to_thread(coordinator.admin, "POST", f"/v1/federations/{plan.name}/start")
+    answers = []
+    for answer in asyncio.as_completed(agents, timeout=100):
+        answers.append(await answer)
+        threads = max(threads, thread_count(process_id))
+    return answers, threads
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts threads in /proc")
+def test_a_thousand_agents_wait_without_a_thread_each(coordinator: CoordinatorProcess) -> None:
+    plan, site = new_federation(coordinator, "crowd", deadline_s=3600)
+    answers, threads = asyncio.run(crowd(coordinator, plan, site))
+    assert len(answers) == AGENTS
+    assert {(answer["action"], answer["round"]["number"]) for answer in answers} == {("train", 1)}
+    assert threads < 100
+
+
+def count(ctx: Context, table: type[Transfer | Update]) -> int:
+    with ctx.db.read() as session:
+        return int(session.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """SIGTERM: who waits is answered, an upload under way is finished, and the process ends well."""
+    db = Database(db_url)
+    ctx = Context(db)
+    with running(db_url, tmp_path) as coordinator:
+        waiting_plan, north = new_federation(coordinator, "waiting")
+        sites = [north, coordinator.join(waiting_plan, "south", {"dog": 1})]
+        plan, uploader = new_federation(coordinator, "uploading", min_clients=1)
+        coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
+        task = uploader.task()
+        assert task.round is not None
+        body = update_body(plan, {}, 1)
+        with RawConnection(coordinator.url) as connection:
+            path = f"/v1/rounds/{task.round.id}/update"
+            connection.send_head("PUT", path, **uploader.headers, Content_Length=len(body))
+            connection.send(body[:1000])
+            eventually(lambda: count(ctx, Transfer) == 1)
+            waiting = [poll(pool, site) for site in sites]
+            coordinator.process.send_signal(signal.SIGTERM)
+            assert [answer.result(50).action for answer in waiting] == ["wait", "wait"]
+            assert coordinator.process.poll() is None
+            connection.send(body[1000:])
+            status, answer = connection.answer()
+        assert (status, json.loads(answer)["digest"]) == (200, digest(body))
+        assert coordinator.wait() == 0
+    assert (count(ctx, Transfer), count(ctx, Update)) == (0, 1)
+    assert not [line for line in coordinator.lines if "ERROR" in line or "Traceback" in line]
+    assert ADMIN_TOKEN not in "\n".join(coordinator.lines)
+    db.close()

@@ -1,0 +1,121 @@
+from itertools import permutations
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plans import report, small_plan, update_tensors
+
+from server.core.aggregation import RoundFold, personal_part, strip
+from shared.methods import server_half
+from shared.methods.base import PERSONAL, SHARED, ClientRecord, ServerState
+from shared.plan import FederationPlan
+from shared.summation import RunningMean
+from shared.wire import digest, encode
+
+ROSTER = [ClientRecord(name, (count, 20 - count)) for name, count in (("a", 1), ("b", 5), ("c", 10), ("d", 19))]
+TINY_NETWORK = {"offset_aggregation": "network", "generator": {"width": 8, "hidden": 8}}
+
+
+def plan_with(averaging: str = "uniform", **method: Any) -> FederationPlan:
+    return small_plan(averaging=averaging, method={"name": "distrans", **method})
+
+
+PLANS = {
+    "fedavg": small_plan(method={"name": "fedavg"}),
+    "by samples": small_plan(averaging="samples", method={"name": "fedavg"}),
+    "no offsets": plan_with(offset_aggregation="none"),
+    "mean offset": plan_with("samples", offset_aggregation="mean"),
+    "offset network": plan_with(**TINY_NETWORK),
+}
+
+
+def aggregate(plan: FederationPlan, order: list[ClientRecord]) -> ServerState:
+    """A round of these clients whose updates land in this order."""
+    half = server_half(plan)
+    facts = half.facts(ROSTER)
+    seeds = {client.id: number for number, client in enumerate(ROSTER)}
+    updates = {client.id: update_tensors(plan, facts, seeds[client.id]) for client in order}
+    fold = RoundFold(half)
+    for client in order:
+        fold.add(client.id, updates[client.id], report(samples=1 + 1000 * seeds[client.id]))
+    personal = [(client, personal_part(updates[client.id])) for client in sorted(order, key=lambda item: item.id)]
+    return fold.finish(half.initial_state(), personal, ROSTER, facts)
+
+
+def bits(state: ServerState) -> tuple[str, str]:
+    return digest(encode(state.shared)), digest(encode(state.private))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_the_order_of_landing_does_not_change_a_bit(plan: FederationPlan) -> None:
+    expected = bits(aggregate(plan, ROSTER))
+    for order in list(permutations(ROSTER))[1::5]:
+        assert bits(aggregate(plan, list(order))) == expected
+
+
+def test_who_is_missing_changes_the_result() -> None:
+    plan = PLANS["fedavg"]
+    assert bits(aggregate(plan, ROSTER[:3])) != bits(aggregate(plan, ROSTER))
+
+
+class TestFold:
+    def test_takes_each_client_once(self) -> None:
+        """A process that looks again at the stored updates must not count one twice."""
+        plan = PLANS["fedavg"]
+        half = server_half(plan)
+        once, twice = RoundFold(half), RoundFold(half)
+        for seed, client in enumerate(ROSTER):
+            update = update_tensors(plan, {}, seed)
+            once.add(client.id, update, report())
+            twice.add(client.id, update, report())
+            twice.add(client.id, update, report())
+            twice.add(ROSTER[0].id, update, report())
+        assert once.folded == twice.folded == {client.id for client in ROSTER}
+        start = half.initial_state()
+        assert bits(once.finish(start, [], ROSTER, {})) == bits(twice.finish(start, [], ROSTER, {}))
+
+    def test_has_folded_nobody_at_first(self) -> None:
+        assert RoundFold(server_half(PLANS["fedavg"])).folded == set()
+
+    def test_is_the_plain_mean(self) -> None:
+        plan = PLANS["fedavg"]
+        mean = RunningMean()
+        for seed in range(len(ROSTER)):
+            mean.add(strip(update_tensors(plan, {}, seed), SHARED))
+        assert digest(encode(aggregate(plan, ROSTER).shared)) == digest(encode(mean.result()))
+
+    def test_weighs_by_samples_where_the_plan_says_so(self) -> None:
+        plan = PLANS["by samples"]
+        half = server_half(plan)
+        fold = RoundFold(half)
+        for name, samples, value in (("a", 1, 0.0), ("b", 3, 4.0)):
+            update = {key: torch.full_like(tensor, value) for key, tensor in update_tensors(plan, {}, 0).items()}
+            fold.add(name, update, report(samples=samples))
+        result = fold.finish(half.initial_state(), [], ROSTER, {}).shared
+        assert all(bool((tensor == 3.0).all()) for tensor in result.values())
+
+    @settings(max_examples=25)
+    @given(
+        st.lists(st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.integers(1, 2**20)), min_size=1, max_size=8),
+        st.randoms(use_true_random=False),
+    )
+    def test_is_exact_whatever_the_numbers_and_their_order(
+        self, terms: list[tuple[float, int]], chance: Random
+    ) -> None:
+        half = server_half(PLANS["by samples"])
+        folds = []
+        for order in (terms, chance.sample(terms, len(terms))):
+            fold = RoundFold(half)
+            for number, (value, samples) in enumerate(order):
+                fold.add(str(number), {f"{SHARED}w": torch.tensor([value])}, report(samples=samples))
+            folds.append(fold.finish(ServerState({}), [], [], {}).shared["w"])
+        assert torch.equal(*folds)
+
+
+def test_an_update_is_cut_into_its_parts_by_prefix() -> None:
+    update = {f"{SHARED}personal.w": torch.ones(1), f"{PERSONAL}offset": torch.zeros(2)}
+    assert strip(update, SHARED).keys() == {"personal.w"}
+    assert personal_part(update).keys() == {"offset"}

@@ -1,0 +1,292 @@
+import math
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from server.core.rounds import (
+    Aggregate,
+    Fail,
+    Finish,
+    OpenRound,
+    Participant,
+    RoundSnapshot,
+    Waiting,
+    describe,
+    judge_federation,
+    judge_round,
+)
+from shared.plan import RoundsPlan
+
+OPENED, DEADLINE = 1000.0, 1600.0
+RULES = RoundsPlan(deadline_s=600, quorum=0.5, upload_idle_s=60, upload_grace_s=300)
+GRACE_ENDS = DEADLINE + 300
+CITIES = ("north", "south", "east", "west", "centre", "coast", "hills")
+
+
+def uploaded(name: str = "done", *, active: bool = True) -> Participant:
+    return Participant(name, active=active, uploaded=True)
+
+
+def missing(name: str = "late", *, last_byte_at: float | None = None) -> Participant:
+    return Participant(name, active=True, uploaded=False, last_byte_at=last_byte_at)
+
+
+def left(name: str = "gone") -> Participant:
+    return Participant(name, active=False, uploaded=False)
+
+
+def judge(*clients: Participant, now: float = OPENED, rules: RoundsPlan = RULES) -> Waiting | Aggregate | Fail:
+    return judge_round(RoundSnapshot(1, OPENED, DEADLINE, clients), rules, now)
+
+
+clients = st.builds(
+    Participant,
+    name=st.sampled_from(CITIES),
+    active=st.booleans(),
+    uploaded=st.booleans(),
+    last_byte_at=st.none() | st.floats(OPENED, GRACE_ENDS),
+)
+rounds = st.lists(clients, min_size=1, max_size=12)
+times = st.floats(OPENED, GRACE_ENDS + 1000)
+quorums = st.floats(0.01, 1)
+
+
+class TestRound:
+    def test_waits_for_those_who_have_not_uploaded(self) -> None:
+        verdict = judge(uploaded(), missing("north"), uploaded(), missing("south"), uploaded())
+        assert verdict == Waiting("2 of 5 clients: north, south", OPENED, DEADLINE)
+
+    def test_names_five_of_many(self) -> None:
+        verdict = judge(*[missing(name) for name in CITIES])
+        assert verdict == Waiting("7 of 7 clients: north, south, east, west, centre …", OPENED, DEADLINE)
+
+    def test_is_complete_before_its_deadline_once_everybody_has_uploaded(self) -> None:
+        assert judge(uploaded(), uploaded()) == Aggregate()
+
+    def test_does_not_wait_for_clients_that_left(self) -> None:
+        assert judge(uploaded(), left()) == Aggregate()
+
+    def test_counts_the_update_of_a_client_that_left_after_it(self) -> None:
+        assert judge(uploaded(active=False)) == Aggregate()
+
+    def test_fails_when_all_left_without_an_update(self) -> None:
+        assert judge(left(), left()) == Fail("every participant left before it uploaded anything")
+
+    def test_takes_a_quorum_at_the_deadline(self) -> None:
+        assert isinstance(judge(uploaded(), missing(), now=math.nextafter(DEADLINE, 0)), Waiting)
+        assert judge(uploaded(), missing(), now=DEADLINE) == Aggregate()
+
+    def test_fails_below_the_quorum_and_says_who_is_missing(self) -> None:
+        verdict = judge(uploaded(), missing("north"), missing("south"), now=DEADLINE)
+        assert verdict == Fail("only 1 of 3 updates came before the deadline, 2 are needed; missing: north, south")
+
+    def test_fails_with_five_names_of_many(self) -> None:
+        verdict = judge(*[missing(name) for name in CITIES], now=DEADLINE)
+        assert isinstance(verdict, Fail)
+        assert verdict.reason.endswith("missing: north, south, east, west, centre …")
+
+    def test_needs_one_update_whatever_the_quorum(self) -> None:
+        assert isinstance(judge(missing(), now=DEADLINE, rules=RoundsPlan(quorum=1e-12)), Fail)
+
+    def test_takes_the_quorum_of_those_that_stayed(self) -> None:
+        assert judge(uploaded(), missing(), left(), left(), now=DEADLINE) == Aggregate()
+
+
+class TestArrivingUpload:
+    """Bytes that still come at the deadline are waited for, within limits."""
+
+    def test_is_waited_for_even_when_there_is_a_quorum(self) -> None:
+        verdict = judge(uploaded(), missing("slow", last_byte_at=DEADLINE - 1), now=DEADLINE)
+        assert verdict == Waiting("uploads under way past the deadline: slow", OPENED, GRACE_ENDS)
+
+    def test_names_only_what_arrives(self) -> None:
+        verdict = judge(missing("absent"), missing("slow", last_byte_at=DEADLINE), now=DEADLINE + 1)
+        assert isinstance(verdict, Waiting)
+        assert verdict.what == "uploads under way past the deadline: slow"
+
+    def test_is_torn_after_the_idle_limit(self) -> None:
+        slow = missing(last_byte_at=DEADLINE)
+        assert isinstance(judge(uploaded(), slow, now=math.nextafter(DEADLINE + 60, 0)), Waiting)
+        assert judge(uploaded(), slow, now=DEADLINE + 60) == Aggregate()
+
+    def test_is_no_longer_waited_for_when_the_grace_ends(self) -> None:
+        slow = missing(last_byte_at=GRACE_ENDS)
+        assert isinstance(judge(uploaded(), slow, now=math.nextafter(GRACE_ENDS, 0)), Waiting)
+        assert judge(uploaded(), slow, now=GRACE_ENDS) == Aggregate()
+
+    def test_of_a_client_that_left_is_not_waited_for(self) -> None:
+        gone = Participant("gone", active=False, uploaded=False, last_byte_at=DEADLINE)
+        assert judge(uploaded(), gone, now=DEADLINE) == Aggregate()
+
+    def test_gets_no_grace_where_the_plan_gives_none(self) -> None:
+        rules = RoundsPlan(quorum=0.5, upload_grace_s=0)
+        assert judge(uploaded(), missing(last_byte_at=DEADLINE), now=DEADLINE, rules=rules) == Aggregate()
+
+
+class TestEveryRound:
+    @given(rounds, times, quorums)
+    def test_waits_before_the_deadline_exactly_while_somebody_is_missing(
+        self, members: list[Participant], now: float, quorum: float
+    ) -> None:
+        verdict = judge(*members, now=now, rules=RoundsPlan(quorum=quorum, upload_grace_s=300))
+        if not any(client.active and not client.uploaded for client in members):
+            assert isinstance(verdict, Aggregate) == any(client.uploaded for client in members)
+        elif now < DEADLINE:
+            assert isinstance(verdict, Waiting)
+
+    @given(rounds, st.floats(GRACE_ENDS, GRACE_ENDS + 1e6), quorums)
+    def test_ends_when_the_grace_does(self, members: list[Participant], now: float, quorum: float) -> None:
+        rules = RoundsPlan(quorum=quorum, upload_grace_s=300)
+        assert not isinstance(judge(*members, now=now, rules=rules), Waiting)
+
+    @given(rounds, times, st.integers(0, 3))
+    def test_does_not_see_clients_that_left_without_an_update(
+        self, members: list[Participant], now: float, more: int
+    ) -> None:
+        assert judge(*members, *[left()] * more, now=now) == judge(*members, now=now)
+
+    @given(rounds, times, st.randoms(use_true_random=False))
+    def test_is_judged_alike_in_any_order(self, members: list[Participant], now: float, chance: Random) -> None:
+        verdict = judge(*members, now=now)
+        shuffled = judge(*chance.sample(members, len(members)), now=now)
+        assert type(shuffled) is type(verdict)
+
+    @given(rounds, times, quorums)
+    def test_is_never_worse_off_for_one_more_update(
+        self, members: list[Participant], now: float, quorum: float
+    ) -> None:
+        rules = RoundsPlan(quorum=quorum, upload_grace_s=300)
+        before = judge(*members, now=now, rules=rules)
+        for place, client in enumerate(members):
+            if client.active and not client.uploaded:
+                after = judge(*members[:place], uploaded(), *members[place + 1 :], now=now, rules=rules)
+                assert not isinstance(after, Fail) or isinstance(before, Fail | Waiting)
+                assert not isinstance(before, Aggregate) or isinstance(after, Aggregate)
+
+    @given(rounds, times)
+    def test_that_waits_says_until_when_and_that_is_ahead(self, members: list[Participant], now: float) -> None:
+        verdict = judge(*members, now=now)
+        if isinstance(verdict, Waiting):
+            assert verdict.until is not None
+            assert now < verdict.until <= GRACE_ENDS
+
+    @given(st.integers(1, 2000).flatmap(lambda total: st.tuples(st.integers(1, total), st.just(total))))
+    @example((1, 3))
+    @example((7, 25))
+    @example((2, 3))
+    def test_needs_exactly_the_share_that_the_plan_asks_for(self, share: tuple[int, int]) -> None:
+        """k of n written as the decimal fraction k/n means k, whatever the rounding of the fraction."""
+        needed, total = share
+        rules = RoundsPlan(quorum=needed / total)
+        late = [missing()] * (total - needed)
+        assert judge(*[uploaded()] * needed, *late, now=DEADLINE, rules=rules) == Aggregate()
+        verdict = judge(*[uploaded()] * (needed - 1), *late, missing(), now=DEADLINE, rules=rules)
+        assert isinstance(verdict, Fail)
+        assert f"{needed} are needed" in verdict.reason
+
+
+def judge_idle(
+    rules: RoundsPlan,
+    *,
+    completed: int = 0,
+    active: int = 5,
+    accuracy: float | None = None,
+    stale: int = 0,
+    now: float = 0,
+) -> OpenRound | Finish | Waiting | Fail:
+    return judge_federation(
+        rules,
+        completed_rounds=completed,
+        active_clients=active,
+        waiting_since=0,
+        latest_accuracy=accuracy,
+        stale_rounds=stale,
+        now=now,
+    )
+
+
+class TestFederationBetweenRounds:
+    def test_opens_the_next_round_with_enough_clients(self) -> None:
+        assert judge_idle(RoundsPlan(min_clients=5)) == OpenRound()
+
+    def test_waits_for_enough_clients(self) -> None:
+        verdict = judge_idle(RoundsPlan(min_clients=5, join_deadline_s=100), active=4, now=99)
+        assert verdict == Waiting("clients to join: 4 of at least 5", 0, 100)
+
+    def test_gives_up_waiting_at_the_join_deadline(self) -> None:
+        verdict = judge_idle(RoundsPlan(min_clients=5, join_deadline_s=100), active=4, now=100)
+        assert verdict == Fail("only 4 of 5 clients had joined when the time to join was over")
+
+    def test_has_no_join_deadline_once_enough_have_joined(self) -> None:
+        assert judge_idle(RoundsPlan(min_clients=5, join_deadline_s=100), now=1e9) == OpenRound()
+
+    def test_finishes_after_the_last_round(self) -> None:
+        assert judge_idle(RoundsPlan(count=3), completed=2) == OpenRound()
+        assert judge_idle(RoundsPlan(count=3), completed=3) == Finish("all 3 rounds are done")
+
+    def test_finishes_at_the_target(self) -> None:
+        rules = RoundsPlan(target_accuracy=0.9)
+        assert judge_idle(rules, accuracy=None) == OpenRound()
+        assert judge_idle(rules, accuracy=0.8999) == OpenRound()
+        assert judge_idle(rules, accuracy=0.9) == Finish("the pooled accuracy 0.9000 reached the target 0.9")
+
+    def test_finishes_when_patience_is_over(self) -> None:
+        rules = RoundsPlan(patience=3)
+        assert judge_idle(rules, stale=2) == OpenRound()
+        assert judge_idle(rules, stale=3) == Finish("the accuracy has not improved for 3 rounds")
+
+    def test_goes_on_to_the_end_without_target_and_patience(self) -> None:
+        assert judge_idle(RoundsPlan(), accuracy=1.0, stale=50) == OpenRound()
+
+    @given(st.integers(0, 9), st.integers(0, 9), st.none() | st.floats(0, 1), st.integers(0, 9), st.floats(0, 200))
+    def test_that_has_ended_does_not_wait_for_clients(
+        self, completed: int, active: int, accuracy: float | None, stale: int, now: float
+    ) -> None:
+        rules = RoundsPlan(count=5, min_clients=5, join_deadline_s=100, target_accuracy=0.5, patience=5)
+        verdict = judge_idle(rules, completed=completed, active=active, accuracy=accuracy, stale=stale, now=now)
+        ended = completed >= 5 or (accuracy is not None and accuracy >= 0.5) or stale >= 5
+        assert isinstance(verdict, Finish) == ended
+        if not ended:
+            assert isinstance(verdict, OpenRound) == (active >= 5)
+            assert isinstance(verdict, Fail) == (active < 5 and now >= 100)
+
+
+class TestDescription:
+    def test_says_what_for_and_until_when(self) -> None:
+        waiting = Waiting("2 of 5 clients: north, south", since=0, until=480)
+        assert describe(waiting, now=0) == "waiting for 2 of 5 clients: north, south; deadline in 8 min"
+
+    def test_says_nothing_of_a_deadline_where_there_is_none(self) -> None:
+        assert (
+            describe(Waiting("the operator to resume it", 0, None), now=50) == "waiting for the operator to resume it"
+        )
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [
+            (-5, "0 s"),
+            (0, "0 s"),
+            (0.2, "1 s"),
+            (119, "119 s"),
+            (120, "2 min"),
+            (121, "3 min"),
+            (2 * 3600 - 1, "120 min"),
+            (2 * 3600, "2 h"),
+            (48 * 3600 - 1, "48 h"),
+            (48 * 3600, "2 days"),
+            (49 * 3600, "3 days"),
+        ],
+    )
+    def test_rounds_the_time_left_up(self, seconds: float, words: str) -> None:
+        assert describe(Waiting("it", 0, 1000 + seconds), now=1000) == f"waiting for it; deadline in {words}"
+
+    @given(rounds, times)
+    def test_is_one_line(self, members: list[Participant], now: float) -> None:
+        verdict = judge(*members, now=now)
+        if isinstance(verdict, Waiting):
+            words = describe(verdict, now)
+            assert words.startswith("waiting for ")
+            assert "; deadline in " in words
+            assert "\n" not in words

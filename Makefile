@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := shared server client_agent lab
 
 .PHONY: test check demo format install clean
 
@@ -25,8 +24,8 @@ format: $(STAMP)
 
 install: $(STAMP)
 
-# Remade when the dependencies change. A failed install leaves no stamp behind, so the next run tries again.
-$(STAMP): pyproject.toml
+# Remade when the dependencies or the version change. A failed install leaves no stamp behind, so the next run tries again.
+$(STAMP): pyproject.toml shared/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || \

@@ -116,7 +116,7 @@ def run_bench(console: Console, backbones: list[str] | None, repeats: int, devic
     with console.status("measuring") as status:
         for backbone in backbones or list(BUILT_IN_BACKBONES):
             status.update(f"measuring {backbone}")
-            speed = measure(backbone, repeats, device=chosen.type)
+            speed = measure(backbone, repeats, device=str(chosen))
             table.add_row(
                 backbone, f"{speed.plain:.0f}", f"{speed.joint_ratio:.2f}×", f"{speed.alternating_time_ratio:.2f}×"
             )

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -433,15 +434,11 @@ class TestAudit:
 
 
 class TestServeRefuses:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-        return write_certificate(tmp_path_factory.mktemp("tls"))[:2]
-
     def test_options_that_do_not_fit(
-        self, refuses: Callable[..., str], certificate: tuple[Path, Path], tmp_path: Path
+        self, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        cert, key = certificate
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", "an-admin-token-for-tests")
+        cert, key, _ = write_certificate(tmp_path)
         (tmp_path / "text.pem").write_text("This is no certificate.")
         start = ("serve", "--port", "0")
         assert refuses(*start, "--tls-cert", cert) == "--tls-cert and --tls-key go together."
@@ -453,10 +450,9 @@ class TestServeRefuses:
             ("--tls-cert", key, "--tls-key", cert),
             ("--tls-cert", tmp_path, "--tls-key", key),
         ):
-            (tmp_path / "distrans-data" / "admin-token").unlink(missing_ok=True)
-            outcome = refuses_after_the_token(refuses, *start, *words)
-            assert "cannot be used" in outcome
-            assert outcome.endswith("Give --tls-cert and --tls-key PEM files that belong together.")
+            message = refuses(*start, *words)
+            assert "cannot be used" in message
+            assert message.endswith("Give --tls-cert and --tls-key PEM files that belong together.")
 
     def test_admin_tokens_that_cannot_be_used(
         self, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -470,12 +466,6 @@ class TestServeRefuses:
         assert "does not exist." in refuses("serve", "--port", "0")
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN_FILE", str(tmp_path))
         assert "cannot be read: Is a directory." in refuses("serve", "--port", "0")
-
-
-def refuses_after_the_token(refuses: Callable[..., str], *arguments: object) -> str:
-    """Like `refuses`, with an admin token that exists already, so that nothing is said about a new one."""
-    os.environ["DISTRANS_ADMIN_TOKEN"] = "an-admin-token-for-tests"
-    return refuses(*arguments)
 
 
 def write_certificate(folder: Path) -> tuple[Path, Path, Path]:
@@ -567,6 +557,10 @@ class TestServe:
         assert [site.task().action for site in sites] == ["train", "train"]
         with httpx.Client(trust_env=False) as stranger, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY"):
             stranger.get(f"{coordinator.url}/healthz")
+        give_up_at = time.monotonic() + 60
+        while sum("Application startup complete" in line for line in coordinator.lines) < 2:
+            assert coordinator.http.get("/healthz").status_code == 200  # the pace of this loop
+            assert time.monotonic() < give_up_at
         assert coordinator.stop() == 0
         assert len([line for line in coordinator.lines if "Started server process" in line]) == 2
         assert not [line for line in coordinator.lines if "Traceback" in line or " ERROR " in line]

@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 
 .PHONY: test check demo format install clean
 
+# One test process a core, each computing with one thread: more threads than cores slow all of them down.
 test: check
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term --cov-report=html
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -85,13 +85,18 @@ def last_seen(site: Site) -> float:
     return float(site.http.get("/v1/me", headers=site.headers).json()["last_seen_at"])
 
 
-def poll(pool: ThreadPoolExecutor, site: Site, after: str = "") -> "Future[TaskAnswer]":
-    """A long poll that is under way: its sign of life has reached the database."""
-    before = last_seen(site)
-    waiting = pool.submit(site.task, 60, after)
-    eventually(lambda: last_seen(site) > before)
-    assert not waiting.done()
+def poll_all(pool: ThreadPoolExecutor, sites: list[Site], after: str = "") -> "list[Future[TaskAnswer]]":
+    """Long polls that are under way: their signs of life have reached the database."""
+    before = [last_seen(site) for site in sites]
+    waiting = [pool.submit(site.task, 60, after) for site in sites]
+    eventually(lambda: all(last_seen(site) > then for site, then in zip(sites, before, strict=True)))
+    assert not any(answer.done() for answer in waiting)
     return waiting
+
+
+def poll(pool: ThreadPoolExecutor, site: Site, after: str = "") -> "Future[TaskAnswer]":
+    """One long poll that is under way."""
+    return poll_all(pool, [site], after)[0]
 
 
 class TestWaking:
@@ -148,7 +153,7 @@ class TestWaking:
     def test_every_site_of_the_federation(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
         plan, north = new_federation(coordinator, "all", min_clients=3)
         sites = [north, *(coordinator.join(plan, name, {"cat": 1}) for name in ("east", "south"))]
-        waiting = [poll(pool, site) for site in sites]
+        waiting = poll_all(pool, sites)
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
         assert [answer.result(50).action for answer in waiting] == ["train"] * 3
 
@@ -265,6 +270,7 @@ async def crowd(coordinator: CoordinatorProcess, plan: FederationPlan, site: Sit
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts threads in /proc")
+@pytest.mark.parametrize("db_address", ["sqlite"], indirect=True)
 def test_a_thousand_agents_wait_without_a_thread_each(coordinator: CoordinatorProcess) -> None:
     plan, site = new_federation(coordinator, "crowd", deadline_s=3600)
     answers, threads = asyncio.run(crowd(coordinator, plan, site))
@@ -278,6 +284,7 @@ def count(ctx: Context, table: type[Transfer | Update]) -> int:
         return int(session.execute(select(func.count()).select_from(table)).scalar_one())
 
 
+@pytest.mark.parametrize("empty_db_url", ["postgresql"], indirect=True)
 def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     """SIGTERM: who waits is answered, an upload under way is finished, and the process ends well."""
     db = Database(db_url)
@@ -295,7 +302,7 @@ def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) 
             connection.send_head("PUT", path, **uploader.headers, Content_Length=len(body))
             connection.send(body[:1000])
             eventually(lambda: count(ctx, Transfer) == 1)
-            waiting = [poll(pool, site) for site in sites]
+            waiting = poll_all(pool, sites)
             coordinator.process.send_signal(signal.SIGTERM)
             assert [answer.result(50).action for answer in waiting] == ["wait", "wait"]
             assert coordinator.process.poll() is None

@@ -589,6 +589,7 @@ class TestPatch:
         assert site.patch(round_id, whole[stored + 99 :], stored + 99, whole).status_code == 200
 
 
+@pytest.mark.parametrize("empty_db_url", ["sqlite"], indirect=True)
 def test_a_resumed_upload_outlives_the_coordinator(db_url: str, tmp_path: Path) -> None:
     """Killed with kill -9 in the middle of a PATCH: the next process goes on at the stored byte."""
     plan = large_plan(count=1)

@@ -25,9 +25,11 @@ from shared.wire import digest, encode
 SITES = {"north": ("0", "1", "2"), "south": ("2", "3", "4"), "west": ("4", "5", "0")}
 
 
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
-    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path / "coordinator") as process:
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """One process for all tests here; each has a federation of its own."""
+    folder = tmp_path_factory.mktemp("coordinator")
+    with running(f"sqlite:///{folder / 'coordinator.db'}", folder) as process:
         yield process
 
 
@@ -51,7 +53,7 @@ def final_model(state: StateFolder) -> str:
 def test_three_agents_train_digits_and_then_answer_with_their_offsets(
     coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
-    plan = digits_plan(rounds=6)
+    plan = digits_plan("three-sites", rounds=6)
     coordinator.create(plan)
     states = {
         name: enrol(
@@ -139,12 +141,13 @@ def test_killed_at_the_upload_it_resumes_and_nothing_counts_twice(
     coordinator: CoordinatorProcess, tmp_path: Path, where: Cut
 ) -> None:
     """kill -9 before, during and after the upload of round 2: the end is the same, to the bit, as without."""
-    plan = digits_plan(rounds=3, clients=1)
+    plan = digits_plan(f"cut-{where}", rounds=3, clients=1)
     coordinator.create(plan)
     proxy = CuttingProxy(int(coordinator.url.rsplit(":", 1)[1]))
     data = write_digits(tmp_path / "data", ("0", "1"), every=4)
     state = enrol(coordinator, plan, "north", data, tmp_path, proxy.url)
-    proxy.arm(b"PUT /v1/rounds/2/update", where)
+    second_round = coordinator.admin("GET", f"/v1/federations/{plan.name}/rounds")[0]["id"] + 1
+    proxy.arm(f"PUT /v1/rounds/{second_round}/update".encode(), where)
     agent = AgentProcess(state, "--no-serve", "--max-accuracy-drop", "1")
     try:
         assert proxy.cut.wait(120), agent.lines
@@ -164,7 +167,7 @@ def test_killed_at_the_upload_it_resumes_and_nothing_counts_twice(
 
 
 def test_killed_while_training_it_trains_the_round_again(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
-    plan = digits_plan(rounds=2, clients=1)
+    plan = digits_plan("killed-in-training", rounds=2, clients=1)
     coordinator.create(plan)
     state = enrol(coordinator, plan, "north", write_digits(tmp_path / "data", ("0", "1")), tmp_path, coordinator.url)
     agent = AgentProcess(state, "--no-serve")
@@ -197,7 +200,7 @@ def test_a_coordinator_that_is_away_for_a_while_is_waited_for(tmp_path: Path) ->
 
 
 def test_a_revoked_agent_ends_and_says_why(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
-    plan = digits_plan(clients=2)
+    plan = digits_plan("revoked", clients=2)
     coordinator.create(plan)
     data = write_digits(tmp_path / "data", ("0", "1"), every=8)
     state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
@@ -211,7 +214,7 @@ def test_a_revoked_agent_ends_and_says_why(coordinator: CoordinatorProcess, tmp_
 
 
 def test_a_cancelled_federation_ends_the_agent(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
-    plan = digits_plan(clients=2)
+    plan = digits_plan("cancelled", clients=2)
     coordinator.create(plan)
     data = write_digits(tmp_path / "data", ("0", "1"), every=8)
     state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)

@@ -79,28 +79,24 @@ def test_two_processes_see_the_last_two_uploads_at_the_same_moment(postgres_url:
 
 
 def test_killed_after_every_upload_it_goes_on_where_it_was(db_url: str, tmp_path: Path) -> None:
-    plan = small_plan(method=FEDAVG, rounds={"count": 2, "min_clients": 2})
+    plan = small_plan(method=FEDAVG, rounds={"count": 1, "min_clients": 2})
     with running(db_url, tmp_path) as coordinator:
         coordinator.create(plan)
         tokens = [coordinator.join(plan, name, {"cat": 1}).token for name in ("left", "right")]
         coordinator.kill()
-    for number in (1, 2):
-        for place, token in enumerate(tokens):
-            with running(db_url, tmp_path) as coordinator:
-                site = Site(coordinator.http, plan, f"site {place}", token)
-                after = ""
-                while (task := site.task(after=after)).round is None:
-                    after = task.ticket
-                assert task.round.number == number
-                assert site.put(task.round.id, update_body(plan, {}, 10 * number + place)).status_code == 200
-                coordinator.kill()
+    for place, token in enumerate(tokens):
+        with running(db_url, tmp_path) as coordinator:
+            site = Site(coordinator.http, plan, f"site {place}", token)
+            task = site.task()
+            assert task.round is not None
+            assert site.put(task.round.id, update_body(plan, {}, place)).status_code == 200
+            coordinator.kill()
     with running(db_url, tmp_path) as coordinator:
         site = Site(coordinator.http, plan, "left", tokens[0])
         after = ""
         while (task := site.task(after=after)).action != "finished":
             after = task.ticket
-        for number in (1, 2):
-            assert published_mean(site, number) == expected_mean(plan, [10 * number, 10 * number + 1])
+        assert published_mean(site, 1) == expected_mean(plan, [0, 1])
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ settings.register_profile("project", deadline=None, suppress_health_check=[Healt
 settings.load_profile("project")
 
 
+torch.set_num_threads(1)  # small networks: more threads only get into each other's way
+
+
 @pytest.fixture(autouse=True)
 def _seeded_torch() -> None:
     torch.manual_seed(0)

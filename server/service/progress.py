@@ -2,7 +2,7 @@
 
 import json
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from server.core.rounds import (
@@ -77,11 +77,17 @@ def _judge(session: Session, ctx: Context, federation: Federation) -> OpenRound 
         plan_of(federation.plan).rounds,
         completed_rounds=federation.completed_rounds,
         active_clients=len(active_clients(session, federation)),
-        waiting_since=federation.state_since,
+        waiting_since=max(federation.state_since, _last_round_closed_at(session, federation)),
         latest_accuracy=_latest_accuracy(session, federation),
         stale_rounds=federation.stale_rounds,
         now=ctx.clock(),
     )
+
+
+def _last_round_closed_at(session: Session, federation: Federation) -> float:
+    """Sites that leave a federation under way give others the whole time to join anew."""
+    query = select(func.max(Round.closed_at)).where(Round.federation_id == federation.id)
+    return session.execute(query).scalar_one() or 0.0
 
 
 def _latest_accuracy(session: Session, federation: Federation) -> float | None:

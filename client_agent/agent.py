@@ -27,6 +27,7 @@ from shared.schemas import TaskAnswer
 from shared.wire import digest, encode
 
 logger = logging.getLogger(__name__)
+_NO_TICKET = "none"  # whatever the coordinator answers is news
 
 
 class Agent:
@@ -59,7 +60,7 @@ class Agent:
     def run(self) -> None:
         """Until the agent is stopped or ended; serving goes on beside it."""
         self.serve_kept_model()
-        ticket = ""
+        ticket = _NO_TICKET
         if self._data is not None:
             self._tell_class_counts(self._data)
         self._settle_pending()
@@ -73,11 +74,11 @@ class Agent:
                 self._take_model(task)
                 if task.action == "train" and self._data is not None:
                     self._train(task, self._data)
-                    ticket = ""
+                    ticket = _NO_TICKET
             except Refused as error:
                 # The round or the model has been overtaken; the next task says what is next.
                 logger.warning("%s", error)
-                ticket = ""
+                ticket = _NO_TICKET
                 self._stopping.wait(1.0)
             if task.action == "finished":
                 if not self.outcome:

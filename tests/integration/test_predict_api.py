@@ -262,7 +262,7 @@ def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
 
     def swap() -> None:
         number = 0
-        while not over.is_set():
+        while not over.wait(0.001):
             number += 1
             service.queue.model = models[number % 4]
 

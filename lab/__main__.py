@@ -63,13 +63,14 @@ def split(
 @bench_app.command("train")
 def bench_train(
     backbones: Annotated[list[str] | None, typer.Argument(help="Default: all built-in ones.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each kind.")] = 15,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each kind, at least.")] = 9,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each backbone, at least.")] = 20,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Images per second of local training at 3×64×64, batch 32, against a plain two-pass implementation."""
     from lab.bench_train import run_bench
 
-    run_bench(Console(), backbones, repeats, device)
+    run_bench(Console(), backbones, repeats, seconds, device)
 
 
 @bench_app.command("predict")

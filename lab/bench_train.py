@@ -1,5 +1,6 @@
 """How fast local training is, against a plain implementation of the same mathematics, measured in one run."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -18,29 +19,41 @@ from shared.offsets import initial_offset
 from shared.plan import BUILT_IN_BACKBONES, FederationPlan, validate_plan
 from shared.runtime import Runtime, select_device
 
+STEP_KINDS = ("plain", "joint", "alternating")
+
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """Images per second of one backbone."""
+    """Seconds of single steps of each kind, the n-th of each kind measured side by side."""
 
     backbone: str
-    plain: float
-    joint: float
-    alternating: float
+    batch: int
+    seconds: dict[str, list[float]]
+
+    @property
+    def plain_images_per_second(self) -> float:
+        """Speed of the plain implementation."""
+        return self.batch / statistics.median(self.seconds["plain"])
 
     @property
     def joint_ratio(self) -> float:
         """Speed of the joint rule over the plain implementation's; above 1 is faster."""
-        return self.joint / self.plain
+        return self._ratio("plain", "joint")
 
     @property
     def alternating_time_ratio(self) -> float:
         """Time of the alternating rule over the joint one's."""
-        return self.joint / self.alternating
+        return self._ratio("alternating", "joint")
+
+    def _ratio(self, above: str, below: str) -> float:
+        # Of neighbours in time: what else the machine does slows both alike.
+        return statistics.median(a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True))
 
 
-def measure(backbone: str, repeats: int, batch: int = 32, side: int = 64, device: str = "cpu") -> TrainSpeed:
-    """Time steps of the three in turns, so that a busy machine slows all of them alike; medians."""
+def measure(
+    backbone: str, repeats: int, seconds: float, batch: int = 32, side: int = 64, device: str = "cpu"
+) -> TrainSpeed:
+    """Time steps of the three kinds in turns, at least `repeats` of each and for at least so many seconds."""
     plan = validate_plan(
         {
             "name": "bench",
@@ -57,17 +70,21 @@ def measure(backbone: str, repeats: int, batch: int = 32, side: int = 64, device
         "joint": _our_step(plan, "joint", runtime),
         "alternating": _our_step(plan, "alternating", runtime),
     }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 2):  # two rounds to warm up
-        for name, step in steps.items():
+    for step in [*steps.values()] * 2:  # to warm up
+        step(x, y)
+    times: dict[str, list[float]] = {kind: [] for kind in STEP_KINDS}
+    end = time.perf_counter() + seconds
+    for turn in itertools.count():
+        if turn >= repeats and time.perf_counter() > end:
+            break
+        first = turn % len(STEP_KINDS)  # none of them always follows the same other one
+        for kind in STEP_KINDS[first:] + STEP_KINDS[:first]:
             _wait(runtime.device)
             started = time.perf_counter()
-            step(x, y)
+            steps[kind](x, y)
             _wait(runtime.device)
-            if repeat >= 2:
-                times[name].append(time.perf_counter() - started)
-    speed = {name: batch / statistics.median(values) for name, values in times.items()}
-    return TrainSpeed(backbone, speed["plain"], speed["joint"], speed["alternating"])
+            times[kind].append(time.perf_counter() - started)
+    return TrainSpeed(backbone, batch, times)
 
 
 def _wait(device: torch.device) -> None:
@@ -107,17 +124,21 @@ def _plain_step(plan: FederationPlan, runtime: Runtime) -> Callable[[Tensor, Ten
     return step
 
 
-def run_bench(console: Console, backbones: list[str] | None, repeats: int, device: str) -> None:
+def run_bench(console: Console, backbones: list[str] | None, repeats: int, seconds: float, device: str) -> None:
     """Measure and print a table."""
     chosen = select_device(device)
     table = Table(title=f"Local training, 3×64×64, batch 32, on {chosen.type} with {torch.get_num_threads()} threads")
-    for heading in ("backbone", "plain, images/s", "joint ÷ plain speed", "alternating ÷ joint time"):
+    for heading in ("backbone", "steps", "plain, images/s", "joint ÷ plain speed", "alternating ÷ joint time"):
         table.add_column(heading, justify="left" if heading == "backbone" else "right")
     with console.status("measuring") as status:
         for backbone in backbones or list(BUILT_IN_BACKBONES):
             status.update(f"measuring {backbone}")
-            speed = measure(backbone, repeats, device=str(chosen))
+            speed = measure(backbone, repeats, seconds, device=str(chosen))
             table.add_row(
-                backbone, f"{speed.plain:.0f}", f"{speed.joint_ratio:.2f}×", f"{speed.alternating_time_ratio:.2f}×"
+                backbone,
+                str(len(speed.seconds["plain"])),
+                f"{speed.plain_images_per_second:.0f}",
+                f"{speed.joint_ratio:.2f}×",
+                f"{speed.alternating_time_ratio:.2f}×",
             )
     console.print(table)

@@ -44,9 +44,12 @@ class Stem(nn.Conv2d):
         """The convolution of an image, or what is given as its output."""
         return x.output if isinstance(x, Stemmed) else super().forward(x)
 
-    def blend(self, x: Tensor, offset: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-        """The convolutions of both channels of Eq. 1."""
-        of_image = self._conv_forward(x, self.weight, None)
+    def of_image(self, x: Tensor) -> Tensor:
+        """The convolution of an image without the bias: the part of `blend` that does not depend on the offset."""
+        return self._conv_forward(x, self.weight, None)  # type: ignore[no-any-return]
+
+    def blend(self, of_image: Tensor, offset: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        """The convolutions of both channels of Eq. 1, from that of the image."""
         shift = alpha * self._conv_forward(offset[None], self.weight, None)
         left, right = (1 - alpha) * of_image + shift, (1 + alpha) * of_image - shift
         if self.bias is None:

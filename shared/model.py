@@ -68,10 +68,15 @@ class DoubleChannelModel(_Classifier):
         self.alpha = alpha
         self._stem = [backbone.stem] if backbone.stem else []  # in a list, so that it is not registered twice
 
-    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
-        """(B, C, H, W), (C, H, W) → logits (B, classes)."""
+    def of_image(self, x: Tensor) -> Tensor | None:
+        """What `forward` computes from the images alone, to be computed once for several offsets; None for nothing."""
+        return self._stem[0].of_image(x) if self._stem else None
+
+    def forward(self, x: Tensor, offset: Tensor, of_image: Tensor | None = None) -> Tensor:
+        """(B, C, H, W), (C, H, W) → logits (B, classes); `of_image` as given by that method for these images."""
         if self._stem:
-            left, right = self._stem[0].blend(x, offset, self.alpha)
+            stem = self._stem[0]
+            left, right = stem.blend(stem.of_image(x) if of_image is None else of_image, offset, self.alpha)
         else:
             left, right = blend(x, offset, self.alpha)
         if self.training and self.has_batchnorm:

@@ -31,7 +31,7 @@ from shared.methods.base import (
 )
 from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
 from shared.methods.serving import ModulePredictor, detached_state, load_shared
-from shared.model import build_double, frozen_statistics
+from shared.model import DoubleChannelModel, build_double, frozen_statistics
 from shared.offsets import initial_offset, relative_motion
 from shared.plan import FederationPlan
 from shared.runtime import Runtime
@@ -188,7 +188,7 @@ class OffsetStepper:
     """One mini-batch of the joint optimisation, by the plan's update rule."""
 
     def __init__(
-        self, net: torch.nn.Module, offset: Tensor, plan: FederationPlan, options: DistransOptions, runtime: Runtime
+        self, net: DoubleChannelModel, offset: Tensor, plan: FederationPlan, options: DistransOptions, runtime: Runtime
     ) -> None:
         self._net, self._offset, self._options, self._runtime = net, offset, options, runtime
         self._forward = runtime.forward_of(net)
@@ -207,20 +207,26 @@ class OffsetStepper:
             result = self._step_model(x, y, self._offset)
             self._step_offset(self._offset.grad, scale, len(y))
             return result
+        # The offset's step leaves the weights as they are, so both passes share what depends on the images alone.
+        # A compiled pass takes leaves of the graph only and computes it anew.
+        with self._runtime.autocast():
+            of_image = None if self._runtime.compile else self._net.of_image(x)
         with frozen_statistics(self._net):
-            _, loss = self._loss(x, y, self._offset)
+            _, loss = self._loss(x, y, self._offset, None if of_image is None else of_image.detach())
             # Only the offset's gradient is asked for, so that none of the weights' is computed.
             (gradient,) = torch.autograd.grad(loss * scale, [self._offset])
         self._step_offset(gradient, scale, len(y))
-        return self._step_model(x, y, self._offset.detach())
+        return self._step_model(x, y, self._offset.detach(), of_image)
 
-    def _loss(self, x: Tensor, y: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, x: Tensor, y: Tensor, offset: Tensor, of_image: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with self._runtime.autocast():
-            logits = self._forward(x, offset)
+            logits = self._forward(x, offset, of_image)
         return logits, mean_loss(logits, y)
 
-    def _step_model(self, x: Tensor, y: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-        logits, loss = self._loss(x, y, offset)
+    def _step_model(
+        self, x: Tensor, y: Tensor, offset: Tensor, of_image: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        logits, loss = self._loss(x, y, offset, of_image)
         self._model.step(loss)
         return logits.detach(), loss.detach()
 

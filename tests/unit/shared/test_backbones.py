@@ -126,7 +126,7 @@ class TestStem:
         torch.manual_seed(seed)
         stem = Stem(3, 4, 5, stride=2, padding=1, bias=bias).double()
         x, offset = torch.randn(2, 3, 9, 11).double(), torch.randn(3, 9, 11).double()
-        for found, channel in zip(stem.blend(x, offset, alpha), blend(x, offset, alpha), strict=True):
+        for found, channel in zip(stem.blend(stem.of_image(x), offset, alpha), blend(x, offset, alpha), strict=True):
             torch.testing.assert_close(found, stem(channel), rtol=1e-12, atol=1e-12)
 
     @pytest.mark.parametrize("bias", [False, True])
@@ -139,7 +139,9 @@ class TestStem:
             return torch.autograd.grad(channels[0].square().sum() + channels[1].pow(3).sum(), wanted)
 
         left, right = blend(x, offset, 0.3)
-        torch.testing.assert_close(gradients(stem.blend(x, offset, 0.3)), gradients((stem(left), stem(right))))
+        torch.testing.assert_close(
+            gradients(stem.blend(stem.of_image(x), offset, 0.3)), gradients((stem(left), stem(right)))
+        )
 
     @pytest.mark.parametrize("bias", [False, True])
     def test_it_takes_a_layer_s_place(self, bias: bool) -> None:

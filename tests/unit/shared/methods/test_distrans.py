@@ -102,7 +102,11 @@ class Scalar(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
 
-    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+    def of_image(self, _x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, offset: Tensor, of_image: Tensor | None) -> Tensor:
+        assert of_image is None
         left, right = blend(x, offset, 0.3)
         return self.w * (left - right)
 

@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shared.plan_faults import FieldsDisagree
+
 
 class Frozen(BaseModel):
     """Base of all plan tables: unknown keys are errors, values never change, numbers are finite."""
@@ -68,12 +70,18 @@ class DistransOptions(Frozen):
     @model_validator(mode="after")
     def _shared_offset_is_one(self) -> Self:
         if self.shared_offset and self.offset_aggregation in ("none", "network"):
-            raise ValueError(
+            raise FieldsDisagree(
                 f"shared_offset = true keeps one offset for all, offset_aggregation = '{self.offset_aggregation}' "
-                "would give each client its own; use 'auto' or 'mean'"
+                "would give each client its own; use 'auto' or 'mean'",
+                "offset_aggregation",
+                "shared_offset",
             )
         if self.shared_offset and self.offset_init == "generator":
-            raise ValueError("shared_offset = true cannot start from the generator, which makes one offset per client")
+            raise FieldsDisagree(
+                "shared_offset = true cannot start from the generator, which makes one offset per client",
+                "offset_init",
+                "shared_offset",
+            )
         return self
 
 

@@ -9,9 +9,17 @@ import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from shared.method_options import DistransOptions, Frozen, MethodOptions
+from shared.plan_faults import FieldsDisagree, every_fault, fault_lines
 from shared.problems import PlanError
 
 # The smallest image side that each built-in network can take.
@@ -46,9 +54,13 @@ class ImagePlan(Frozen):
     def _one_value_a_channel(self) -> Self:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
-                raise ValueError(f"{name} has {len(values)} values for {self.channels} channels; give 1 or one each")
+                raise FieldsDisagree(
+                    f"{name} has {len(values)} values for {self.channels} channels; give 1 or one each",
+                    name,
+                    "channels",
+                )
         if self.channels * self.height * self.width > MAX_IMAGE_VALUES:
-            raise ValueError(f"an image may have at most {MAX_IMAGE_VALUES} values")
+            raise FieldsDisagree(f"an image may have at most {MAX_IMAGE_VALUES} values", "height", "width", "channels")
         return self
 
 
@@ -74,7 +86,7 @@ class ModelPlan(Frozen):
     @model_validator(mode="after")
     def _imagenet_exists(self) -> Self:
         if self.weights == "imagenet" and self.backbone not in ("alexnet", "resnet18", "resnet50"):
-            raise ValueError(f"there are no ImageNet weights for {self.backbone}")
+            raise FieldsDisagree(f"there are no ImageNet weights for {self.backbone}", "weights", "backbone")
         return self
 
 
@@ -128,20 +140,6 @@ class FederationPlan(Frozen):
     training: TrainingPlan = TrainingPlan()
     rounds: RoundsPlan = RoundsPlan()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        preset = PRESETS.get(str(data.get("preset", "paper")), {})
-        method = data.get("method")
-        if isinstance(method, Mapping) and method.get("name", "distrans") != "distrans":
-            preset = {key: value for key, value in preset.items() if key != "method"}  # it is about offsets
-        merged = _merge(preset, data)
-        if isinstance(merged.get("method"), Mapping):
-            merged["method"] = {"name": "distrans", **merged["method"]}
-        return merged
-
     @field_validator("classes")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -154,14 +152,44 @@ class FederationPlan(Frozen):
     def _image_fits_backbone(self) -> Self:
         minimum = BUILT_IN_BACKBONES.get(self.model.backbone, 1)
         if min(self.image.height, self.image.width) < minimum:
-            raise ValueError(
+            raise FieldsDisagree(
                 f"model.backbone: {self.model.backbone} needs images of at least {minimum}×{minimum}, "
-                f"image.height × image.width is {self.image.height}×{self.image.width}"
+                f"image.height × image.width is {self.image.height}×{self.image.width}",
+                "model.backbone",
+                "image.height",
+                "image.width",
             )
         imagenet_offset = isinstance(self.method, DistransOptions) and self.method.offset_init == "imagenet"
         if imagenet_offset and self.image.channels != 3:
-            raise ValueError("method.offset_init: ImageNet's statistics are for 3 channels; use 'uniform'")
+            raise FieldsDisagree(
+                "method.offset_init: ImageNet's statistics are for 3 channels; use 'uniform'",
+                "method.offset_init",
+                "image.channels",
+            )
         return self
+
+    # Stands last, so that it is around the other validators too.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_preset(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, Mapping):
+            return validate(data)
+        completed = cls._apply_preset(data)
+        try:
+            return validate(completed)
+        except ValidationError as error:
+            raise every_fault(completed, error, validate) from error
+
+    @classmethod
+    def _apply_preset(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        preset = PRESETS.get(str(data.get("preset", "paper")), {})
+        method = data.get("method")
+        if isinstance(method, Mapping) and method.get("name", "distrans") != "distrans":
+            preset = {key: value for key, value in preset.items() if key != "method"}  # it is about offsets
+        merged = _merge(preset, data)
+        if isinstance(merged.get("method"), Mapping):
+            merged["method"] = {"name": "distrans", **merged["method"]}
+        return merged
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,19 +214,7 @@ def validate_plan(data: Mapping[str, Any]) -> FederationPlan:
     try:
         return FederationPlan.model_validate(data)
     except ValidationError as error:
-        faults = plan_faults(error)
+        faults = fault_lines(error)
         raise PlanError(
             "The plan has " + ("a fault:" if len(faults) == 1 else f"{len(faults)} faults:") + "\n" + "\n".join(faults)
         ) from error
-
-
-def plan_faults(error: ValidationError) -> list[str]:
-    """One line a fault: the field's dotted name, then what is wrong."""
-    lines = []
-    for fault in error.errors():
-        # The tag of a discriminated union is no key of the file.
-        path = [str(part) for part in fault["loc"]]
-        if path[:1] == ["method"] and len(path) > 1:
-            path.pop(1)
-        lines.append(f"  {'.'.join(path) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}")
-    return lines

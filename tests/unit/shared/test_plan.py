@@ -1,3 +1,4 @@
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.method_options import DistransOptions, FedAvgOptions
-from shared.plan import BUILT_IN_BACKBONES, MAX_IMAGE_VALUES, FederationPlan, parse_plan, validate_plan
+from shared.plan import (
+    BUILT_IN_BACKBONES,
+    MAX_IMAGE_VALUES,
+    FederationPlan,
+    ImagePlan,
+    ModelPlan,
+    parse_plan,
+    validate_plan,
+)
 from shared.problems import PlanError
 
 MINIMAL = """
@@ -151,8 +160,41 @@ class TestFaults:
             *("name", "classes", "seed", "colour", "averaging", "image.height", "model.backbone", "model.activation"),
             *("method.alpha", "method.beta", "method.generator.lr", "training.lr", "training.epochs"),
             *("rounds.quorum", "rounds.patience"),
+            "image",  # its mean
         }
         assert all(faults.values())
+
+    def test_fields_that_do_not_fit_each_other_are_named_beside_wrong_ones(self) -> None:
+        with pytest.raises(PlanError) as caught:
+            validate_plan(
+                {
+                    "classes": ["owl", 5],
+                    "image": {"channels": 1, "height": 20, "mean": [1, 2], "std": [1, 2], "colour": "grey"},
+                    "model": {"backbone": "alexnet"},
+                    "method": {
+                        "alpha": 2,
+                        "shared_offset": True,
+                        "offset_aggregation": "none",
+                        "offset_init": "imagenet",
+                    },
+                    "training": {"lr": "fast"},
+                }
+            )
+        wanted = [
+            *("name: Field required", "classes.1: ", "image.colour: ", "method.alpha: ", "training.lr: "),
+            *("image: mean has 2 values for 1 channels", "image: std has 2 values for 1 channels"),
+            *("method: shared_offset = true", "plan: model.backbone: alexnet needs images of at least 63×63"),
+            "plan: method.offset_init: ImageNet's statistics are for 3 channels",
+        ]
+        lines = str(caught.value).splitlines()[1:]
+        assert len(lines) == len(wanted), lines
+        for start in wanted:
+            assert any(line.strip().startswith(start) for line in lines), start
+
+    def test_a_rule_about_a_wrong_field_is_left_alone(self) -> None:
+        assert fault_lines(plan_data(model={"backbone": "vgg"}, image={"height": 8})).keys() == {"model.backbone"}
+        assert fault_lines(plan_data(model={"backbone": "alexnet"}, image={"height": -8})).keys() == {"image.height"}
+        assert fault_lines(plan_data(image={"channels": "red", "mean": [1, 2]})).keys() == {"image.channels"}
 
     def test_missing_fields(self) -> None:
         assert fault_lines("") == {"name": "Field required", "classes": "Field required"}
@@ -375,3 +417,19 @@ class TestForms:
     def test_reading_a_plan_does_not_load_torch(self) -> None:
         code = "import sys, shared.plan; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+_KEYS = st.sampled_from(
+    [*FederationPlan.model_fields, *ImagePlan.model_fields, *ModelPlan.model_fields, *DistransOptions.model_fields]
+)
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_KEYS, _JUNK, max_size=6))
+def test_any_data_is_a_plan_or_has_faults(data: dict[str, Any]) -> None:
+    with contextlib.suppress(PlanError):
+        validate_plan(data)

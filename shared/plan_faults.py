@@ -1,0 +1,95 @@
+"""Every fault of a plan at once.
+
+pydantic checks how fields fit each other only when each of them is right by itself. Here a plan with faults is checked
+again without the wrong fields until nothing new is found, and a rule that concerns a wrong field is left alone.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails
+
+# Stand in for the fields without a default while the rest is checked.
+_PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "classes": ["a", "b"]}
+
+
+class FieldsDisagree(ValueError):
+    """Fields of one table, or of the whole plan, that are right by themselves and do not fit each other."""
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields  # dotted, relative to the table; the first is left out to look for further faults
+
+
+def every_fault(data: Mapping[str, Any], first: ValidationError, validate: Callable[[Any], object]) -> ValidationError:
+    """The faults in `first` and all further ones, as one error. `validate` is what raised `first` for `data`."""
+    remaining, error = copy.deepcopy(dict(data)), first
+    found: list[ErrorDetails] = []
+    wrong: set[tuple[str, ...]] = set()
+    while True:
+        dropped = False
+        for fault in error.errors():
+            concerned = _concerned(fault)
+            if not any(_overlap(field, other) for field in concerned for other in wrong):
+                found.append(fault)
+            wrong.update(concerned[:1])
+            dropped |= _drop(remaining, concerned[0])
+        if not dropped:
+            break
+        try:
+            validate(remaining)
+            break
+        except ValidationError as further:
+            error = further
+    lines = [
+        InitErrorDetails(type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {}))
+        for fault in found
+    ]
+    return ValidationError.from_exception_data(first.title, lines)
+
+
+def fault_lines(error: ValidationError) -> list[str]:
+    """One line a fault: the field's dotted name, then what is wrong."""
+    return [
+        f"  {'.'.join(_path(fault)) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}"
+        for fault in error.errors()
+    ]
+
+
+def _path(fault: ErrorDetails) -> list[str]:
+    path = [str(part) for part in fault["loc"]]
+    if path[:1] == ["method"] and len(path) > 1:
+        path.pop(1)  # the tag of a discriminated union is no key of the file
+    return path
+
+
+def _concerned(fault: ErrorDetails) -> list[tuple[str, ...]]:
+    """The fields a fault is about; the first is the one to do without."""
+    path = tuple(_path(fault))
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, FieldsDisagree):
+        return [(*path, *field.split(".")) for field in cause.fields]
+    return [path]
+
+
+def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
+
+
+def _drop(data: dict[str, Any], path: tuple[str, ...]) -> bool:
+    """Take the field out of the data, or the list it is in; whether anything changed."""
+    table: Any = data
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        if not isinstance(table, dict):
+            return False
+        if depth == 0 and key in _PLACEHOLDERS:
+            before, table[key] = table.get(key), _PLACEHOLDERS[key]
+            return bool(before != _PLACEHOLDERS[key])
+        if last or not isinstance(table.get(key), dict):
+            return table.pop(key, None) is not None
+        table = table[key]
+    return False

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from shared.methods.base import ClientHalf, ServerHalf
 from shared.methods.distrans import DistransClient, DistransServer
 from shared.methods.fedavg import FedAvgClient, FedAvgServer
+from shared.methods.pfedhn import PFedHNClient, PFedHNServer
+from shared.methods.pfedme import PFedMeClient, PFedMeServer
 from shared.plan import FederationPlan
 
 
@@ -19,6 +21,9 @@ class Method:
 METHODS = {
     "distrans": Method(DistransServer, DistransClient),
     "fedavg": Method(FedAvgServer, FedAvgClient),
+    "pfedme": Method(PFedMeServer, PFedMeClient),
+    "pfedhn": Method(PFedHNServer, PFedHNClient),
+    "pfedhn-pc": Method(PFedHNServer, PFedHNClient),
 }
 
 

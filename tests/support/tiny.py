@@ -1,0 +1,86 @@
+"""The smallest federations that still train: LeNet on 16×16 digits, or a net with BatchNorm, of few images."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.datasets import load_digits
+from lab.simulation import SimulatedClient
+from shared.methods import server_half
+from shared.methods.base import ClientRecord, RoundTask, ServerState
+from shared.plan import FederationPlan, ImagePlan, validate_plan
+from shared.tensor_data import TensorData
+
+CLASSES = 4
+IMAGE = ImagePlan(channels=1, height=16, width=16)
+Tensors = dict[str, Tensor]
+
+
+def normed_net(channels: int, _height: int, _width: int) -> nn.Module:
+    """A backbone with BatchNorm that costs nothing: "support.tiny:normed_net"."""
+    layers = [nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers)
+
+
+NORMED = "support.tiny:normed_net"
+
+
+def plan_for(
+    method: dict[str, Any], backbone: str = "lenet", training: dict[str, Any] | None = None, **top: Any
+) -> FederationPlan:
+    """A plan of two rounds over four digits."""
+    return validate_plan(
+        {
+            "name": "tiny",
+            "classes": [str(number) for number in range(CLASSES)],
+            "image": IMAGE.model_dump(),
+            "model": {"backbone": backbone, "activation": "relu"},
+            "method": method,
+            "training": {"lr": 0.05, "batch_size": 8, **(training or {})},
+            "rounds": {"count": 2},
+            **top,
+        }
+    )
+
+
+@functools.cache
+def digits(count: int = 24, start: int = 0) -> TensorData:
+    """So many digits 0 … 3."""
+    train, _ = load_digits(IMAGE)
+    chosen = torch.nonzero(train.labels < CLASSES)[start : start + count, 0]
+    return TensorData(train.images[chosen], train.labels[chosen])
+
+
+def site(name: str, data: TensorData) -> SimulatedClient:
+    """A client that tests on what it trains on."""
+    counts = tuple(torch.bincount(data.labels, minlength=CLASSES).tolist())
+    return SimulatedClient(ClientRecord(name, counts), data, data)
+
+
+def sites(count: int = 3, images: int = 20) -> list[SimulatedClient]:
+    """Clients with different images; the last one holds two classes only."""
+    parts = [digits(images, start=number * images) for number in range(count)]
+    few = parts[-1].labels < 2
+    parts[-1] = TensorData(parts[-1].images[few], parts[-1].labels[few])
+    return [site(f"site-{number + 1}", part) for number, part in enumerate(parts)]
+
+
+def first_task(plan: FederationPlan, client: SimulatedClient, state: ServerState | None = None) -> RoundTask:
+    """The client's task in a federation where it is alone and that has just begun, or is in the given state."""
+    server, record = server_half(plan), client.record
+    state, facts = state or server.initial_state(), server.facts([record])
+    return RoundTask(record.id, 1, state.shared, server.personal(state, record, [record], facts), facts)
+
+
+def assert_equal(found: Tensors, expected: Tensors) -> None:
+    """The same names, and the same bits."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def differ(one: Tensors, other: Tensors) -> bool:
+    """Whether any tensor differs."""
+    return any(not torch.equal(one[name], other[name]) for name in one)

@@ -1,8 +1,8 @@
 """pFedHN and pFedHN-PC: a hypernetwork at the coordinator makes each client's model.
 
-The coordinator sends θ_i = h(v_i), the client trains it and uploads Δ_i = θ_i − trained θ_i, and the hypernetwork follows
-with Jᵀ Δ_i. Nothing is averaged; the shared tensors are the buffers that every client's network starts from, and a
-client keeps its own ones. A client predicts with θ_i as it was made, not with what it has trained.
+The coordinator sends θ_i = h(v_i), the client trains it and uploads Δ_i = θ_i − trained θ_i, and the hypernetwork
+follows with Jᵀ Δ_i. Nothing is averaged; the shared tensors are the buffers that every client's network starts from,
+and a client keeps its own ones. A client predicts with θ_i as it was made, not with what it has trained.
 
 Under pFedHN-PC the logits layer is the client's own: it stays at the agent, with its optimiser's momentum.
 """
@@ -155,5 +155,5 @@ class PFedHNClient(ClientHalf):
     def _build(self, task: RoundTask, private: Tensors) -> SingleChannelModel:
         net = build_single(self.plan)
         tensors = {**task.shared, **cut(private, _BUFFERS), **cut(task.personal, _MODEL)}
-        head = {name: value for name, value in parameters_of(net).items() if name not in tensors}
+        head = {name: value for name, value in parameters_of(net).items() if not _is_made(self.plan, name)}
         return load_shared(net, {**head, **tensors, **cut(private, _HEAD)})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from shared.methods.base import ClientHalf, ServerHalf
 from shared.methods.distrans import DistransClient, DistransServer
 from shared.methods.fedavg import FedAvgClient, FedAvgServer
+from shared.methods.fedaws import FedAwSClient, FedAwSServer
 from shared.methods.moon import MoonClient, MoonServer
 from shared.methods.pfedhn import PFedHNClient, PFedHNServer
 from shared.methods.pfedme import PFedMeClient, PFedMeServer
@@ -22,6 +23,7 @@ class Method:
 METHODS = {
     "distrans": Method(DistransServer, DistransClient),
     "fedavg": Method(FedAvgServer, FedAvgClient),
+    "fedaws": Method(FedAwSServer, FedAwSClient),
     "moon": Method(MoonServer, MoonClient),
     "pfedme": Method(PFedMeServer, PFedMeClient),
     "pfedhn": Method(PFedHNServer, PFedHNClient),

@@ -36,6 +36,7 @@ from shared.runtime import Runtime
 from shared.seeds import seeded
 
 _PREVIOUS, _MOMENTUM = "previous.", "momentum."
+_STATISTICS = ("running_mean", "running_var")  # momentum could carry a variance below zero
 
 
 class MoonModel(nn.Module):
@@ -112,7 +113,7 @@ class MoonServer(FedAvgServer):
             return ServerState(shared=mean)
         shared, velocity = dict(mean), Tensors()
         for name, value in mean.items():
-            if value.is_floating_point():
+            if value.is_floating_point() and not name.endswith(_STATISTICS):
                 before = state.shared[name]
                 velocity[name] = (1 - keep) * (before - value)
                 if _MOMENTUM + name in state.private:

@@ -134,8 +134,10 @@ def test_the_backbone_starts_as_every_method_s_does() -> None:
 
 def test_server_momentum_holds_the_model_back_and_then_carries_it_on() -> None:
     server = server_half(plan_for({**MOON, "server_momentum": 0.5}))
-    state = ServerState({"w": torch.tensor([4.0]), "count": torch.tensor([1])})
-    state = server.finish(state, {"w": torch.tensor([2.0]), "count": torch.tensor([3])}, [], [], {})
-    assert (state.shared["w"].item(), state.shared["count"].item()) == (3, 3)  # 4 − ½ (4 − 2)
-    state = server.finish(state, {"w": torch.tensor([3.0]), "count": torch.tensor([3])}, [], [], {})
+    others = {"count": torch.tensor([3]), "bn.running_var": torch.tensor([0.5])}
+    state = ServerState({name: value + 1 for name, value in others.items()} | {"w": torch.tensor([4.0])})
+    state = server.finish(state, {"w": torch.tensor([2.0]), **others}, [], [], {})
+    assert state.shared["w"].item() == 3  # 4 − ½ (4 − 2)
+    assert_equal({name: state.shared[name] for name in others}, others)  # statistics are the mean's
+    state = server.finish(state, {"w": torch.tensor([3.0]), **others}, [], [], {})
     assert state.shared["w"].item() == 2.5  # 3 − (½ × 1 + ½ × 0)

@@ -194,11 +194,8 @@ class FedAwSClient(ClientHalf):
                 features = forward(x)
             cosines = features @ F.normalize(rows, dim=1).T
             # An image of a class that the coordinator has not been told of has no row to go to.
-            loss = (
-                positive_loss(cosines.gather(1, y[:, None])[known[y]], self.options.margin)
-                if known[y].any()
-                else cosines.sum() * 0
-            )
+            own = cosines.gather(1, y[:, None])[known[y]]
+            loss = positive_loss(own, self.options.margin) if len(own) else cosines.sum() * 0
             stepper.step(loss)
             return torch.where(known, cosines.detach(), -1.0), loss.detach()
 

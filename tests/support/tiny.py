@@ -46,11 +46,16 @@ def plan_for(
 
 
 @functools.cache
+def _all_digits() -> TensorData:
+    train, _ = load_digits(IMAGE)
+    kept = train.labels < CLASSES
+    return TensorData(train.images[kept], train.labels[kept])
+
+
 def digits(count: int = 24, start: int = 0) -> TensorData:
     """So many digits 0 … 3."""
-    train, _ = load_digits(IMAGE)
-    chosen = torch.nonzero(train.labels < CLASSES)[start : start + count, 0]
-    return TensorData(train.images[chosen], train.labels[chosen])
+    chosen = slice(start, start + count)
+    return TensorData(_all_digits().images[chosen], _all_digits().labels[chosen])
 
 
 def site(name: str, data: TensorData) -> SimulatedClient:
@@ -59,7 +64,7 @@ def site(name: str, data: TensorData) -> SimulatedClient:
     return SimulatedClient(ClientRecord(name, counts), data, data)
 
 
-def sites(count: int = 3, images: int = 20) -> list[SimulatedClient]:
+def sites(count: int = 3, images: int = 12) -> list[SimulatedClient]:
     """Clients with different images; the last one holds two classes only."""
     parts = [digits(images, start=number * images) for number in range(count)]
     few = parts[-1].labels < 2

@@ -89,3 +89,30 @@ def assert_equal(found: Tensors, expected: Tensors) -> None:
 def differ(one: Tensors, other: Tensors) -> bool:
     """Whether any tensor differs."""
     return any(not torch.equal(one[name], other[name]) for name in one)
+
+
+_SMALL = {"hidden": 8, "hidden_layers": 1}
+_NETWORK = {"name": "distrans", "offset_aggregation": "network", "offset_optimizer": "adam"}
+# Every method with what it keeps, and those of its options that keep something else.
+METHOD_CASES: dict[str, dict[str, Any]] = {
+    "distrans": {"name": "distrans", "offset_aggregation": "none", "offset_optimizer": "adam"},
+    "distrans-network": {**_NETWORK, "generator": {"hidden": 16, "width": 16, "optimizer": "adam"}},
+    "fedavg": {"name": "fedavg"},
+    "pfedme": {"name": "pfedme", "inner_steps": 2, "server_mix": 0.5},
+    "pfedme-local-copy": {"name": "pfedme", "inner_steps": 2, "predict": "local-copy"},
+    "pfedhn": {"name": "pfedhn", **_SMALL},
+    "pfedhn-mean": {"name": "pfedhn", "uploads": "mean", "inner_steps": 2, **_SMALL},
+    "pfedhn-pc": {"name": "pfedhn-pc", **_SMALL},
+    "moon": {"name": "moon", "projection_dim": 8},
+    "moon-pool": {"name": "moon", "projection_dim": 8, "previous_models": 2, "server_momentum": 0.5},
+    "fedaws": {"name": "fedaws"},
+    "fedaws-own-rows": {"name": "fedaws", "evaluation_rows": False, "nearest": 1},
+    "mixup": {"name": "mixup"},
+    "advprop": {"name": "advprop", "epsilon": 8.0},
+    "advprop-private": {"name": "advprop", "auxiliary_batchnorm": "private", "iterations": 2},
+}
+
+
+def method_plan(method: dict[str, Any], backbone: str = "lenet") -> FederationPlan:
+    """The plan of one of these cases."""
+    return plan_for(method, backbone, training={} if method["name"] == "pfedme" else {"momentum": 0.5})

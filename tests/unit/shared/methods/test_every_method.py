@@ -6,47 +6,22 @@ import pytest
 import safetensors.torch
 import torch
 from support.plans import encode_update
-from support.tiny import NORMED, Tensors, assert_equal, digits, plan_for, sites
+from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, method_plan, plan_for, sites
 
 from client_agent.export import Standalone
 from lab.simulation import Simulation
 from shared.methods import METHODS, server_half
 from shared.methods.base import ClientRecord, ServerState, Workplace
 from shared.methods.serving import ModulePredictor
-from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.wire import decode, digest, encode
 
-SMALL = {"hidden": 8, "hidden_layers": 1}
-NETWORK = {"name": "distrans", "offset_aggregation": "network", "offset_optimizer": "adam"}
-# Every method with what it keeps, and those of its options that keep something else.
-CASES: dict[str, dict[str, Any]] = {
-    "distrans": {"name": "distrans", "offset_aggregation": "none", "offset_optimizer": "adam"},
-    "distrans-network": {**NETWORK, "generator": {"hidden": 16, "width": 16, "optimizer": "adam"}},
-    "fedavg": {"name": "fedavg"},
-    "pfedme": {"name": "pfedme", "inner_steps": 2, "server_mix": 0.5},
-    "pfedme-local-copy": {"name": "pfedme", "inner_steps": 2, "predict": "local-copy"},
-    "pfedhn": {"name": "pfedhn", **SMALL},
-    "pfedhn-mean": {"name": "pfedhn", "uploads": "mean", "inner_steps": 2, **SMALL},
-    "pfedhn-pc": {"name": "pfedhn-pc", **SMALL},
-    "moon": {"name": "moon", "projection_dim": 8},
-    "moon-pool": {"name": "moon", "projection_dim": 8, "previous_models": 2, "server_momentum": 0.5},
-    "fedaws": {"name": "fedaws"},
-    "fedaws-own-rows": {"name": "fedaws", "evaluation_rows": False, "nearest": 1},
-    "mixup": {"name": "mixup"},
-    "advprop": {"name": "advprop", "epsilon": 8.0},
-    "advprop-private": {"name": "advprop", "auxiliary_batchnorm": "private", "iterations": 2},
-}
-every_method = pytest.mark.parametrize("method", CASES.values(), ids=CASES.keys())
+every_method = pytest.mark.parametrize("method", METHOD_CASES.values(), ids=METHOD_CASES.keys())
 KEEPS_BUFFERS = ("pfedme", "pfedhn-pc", "moon", "advprop", "advprop-private")
 
 
-def plan_of(method: dict[str, Any], backbone: str = "lenet") -> FederationPlan:
-    return plan_for(method, backbone, training={} if method["name"] == "pfedme" else {"momentum": 0.5})
-
-
 def begin(method: dict[str, Any], backbone: str = "lenet") -> Simulation:
-    return Simulation(plan_of(method, backbone), sites(3))
+    return Simulation(method_plan(method, backbone), sites(3))
 
 
 def everything(simulation: Simulation) -> Tensors:
@@ -62,14 +37,14 @@ def stored(tensors: Tensors) -> Tensors:
 
 
 def test_every_method_is_here() -> None:
-    assert {case["name"] for case in CASES.values()} == set(METHODS)
+    assert {case["name"] for case in METHOD_CASES.values()} == set(METHODS)
 
 
 @pytest.mark.parametrize(
     ("method", "backbone"),
     [
-        *(pytest.param(case, "lenet", id=name) for name, case in CASES.items()),
-        *(pytest.param(CASES[name], NORMED, id=f"{name}-batchnorm") for name in KEEPS_BUFFERS),
+        *(pytest.param(case, "lenet", id=name) for name, case in METHOD_CASES.items()),
+        *(pytest.param(METHOD_CASES[name], NORMED, id=f"{name}-batchnorm") for name in KEEPS_BUFFERS),
     ],
 )
 def test_two_runs_give_the_same_bits_and_so_does_one_that_restarts_in_between(
@@ -123,7 +98,7 @@ def _may_be_sent(method: dict[str, Any], name: str) -> bool:
 
 @every_method
 def test_what_a_client_starts_from_does_not_depend_on_the_others_order(method: dict[str, Any]) -> None:
-    server = server_half(plan_of(method))
+    server = server_half(method_plan(method))
     state, roster = server.initial_state(), [client.record for client in sites(3)]
     facts = server.facts(roster)
     for record in roster:

@@ -56,17 +56,20 @@ class FeatureNet(nn.Module):
         return F.normalize((features if self.dense is None else self.dense(features)).float(), dim=1)
 
 
-class _Nearest(nn.Module):
+class _Nearest(FeatureNet):
     """Features and rows as a classifier: logits are cosines over a temperature."""
 
-    def __init__(self, features: FeatureNet, temperature: float) -> None:
-        super().__init__()
-        self.features, self.temperature = features, temperature
+    rows: Tensor
 
-    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-        """(B, C, H, W), (classes, d) → (B, classes); a class whose row is all zeros counts as opposite to the image."""
-        cosines = self.features(x) @ rows.T
-        return torch.where(rows.any(dim=1), cosines, -1.0) / self.temperature
+    def __init__(self, plan: FederationPlan, rows: Tensor, temperature: float) -> None:
+        super().__init__(plan)
+        self.register_buffer("rows", rows)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, classes); a class whose row is all zeros counts as opposite to the image."""
+        cosines = super().forward(x) @ self.rows.T
+        return torch.where(self.rows.any(dim=1), cosines, -1.0) / self.temperature
 
 
 def positive_loss(cosines: Tensor, margin: float) -> Tensor:
@@ -210,8 +213,6 @@ class FedAwSClient(ClientHalf):
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
-        net = load_shared(FeatureNet(self.plan), task.shared)
-        rows = task.personal.get(_EVALUATION_ROWS)
-        return ModulePredictor(
-            _Nearest(net, self.options.temperature), runtime, self._own_rows(task) if rows is None else rows
-        )
+        rows = task.personal[_EVALUATION_ROWS] if _EVALUATION_ROWS in task.personal else self._own_rows(task)
+        net = load_shared(_Nearest(self.plan, rows, self.options.temperature), task.shared | {_ROWS: rows})
+        return ModulePredictor(net, runtime)

@@ -8,6 +8,7 @@ that has no earlier model leaves the term out. Its models are private; predictio
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -62,23 +63,22 @@ class MoonModel(nn.Module):
         return self.logits(z), z
 
 
-class _Logits(nn.Module):
-    """The model as it predicts."""
+class _Predicting(MoonModel):
+    """The same network, without its projection for an output."""
 
-    def __init__(self, model: MoonModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """(B, C, H, W) → logits (B, classes)."""
-        return self.model(x)[0]  # type: ignore[no-any-return]
+        return super().forward(x)[0]
 
 
-def build_moon(plan: FederationPlan) -> MoonModel:
+Model = TypeVar("Model", bound=MoonModel)
+
+
+def build_moon(plan: FederationPlan, kind: type[Model]) -> Model:
     """The network with its seeded random weights; its backbone starts as every method's does."""
     single = build_single(plan)
     with seeded(plan.seed, "projection"):
-        return MoonModel(single, len(plan.classes), options_of(plan, MoonOptions).projection_dim)
+        return kind(single, len(plan.classes), options_of(plan, MoonOptions).projection_dim)
 
 
 def contrast(z: Tensor, of_global: Tensor, of_previous: Sequence[Tensor], temperature: float) -> Tensor:
@@ -97,7 +97,7 @@ class MoonServer(FedAvgServer):
 
     @override
     def build(self) -> nn.Module:
-        return build_moon(self.plan)
+        return build_moon(self.plan, MoonModel)
 
     @override
     def finish(
@@ -132,7 +132,7 @@ class MoonClient(ClientHalf):
     @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime = workplace.runtime
-        net = runtime.prepare(load_shared(build_moon(self.plan), task.shared)).train()
+        net = runtime.prepare(load_shared(build_moon(self.plan, MoonModel), task.shared)).train()
         pool = [cut(private, f"{_PREVIOUS}{number}.") for number in range(self.options.previous_models)]
         pool = [model for model in pool if model]
         report = run_local_epochs(self.plan, task, net, workplace, self._step_on(net, task.shared, pool, runtime))
@@ -162,8 +162,8 @@ class MoonClient(ClientHalf):
         return step
 
     def _frozen(self, weights: Tensors, runtime: Runtime) -> MoonModel:
-        return runtime.prepare(load_shared(build_moon(self.plan), weights)).eval().requires_grad_(False)
+        return runtime.prepare(load_shared(build_moon(self.plan, MoonModel), weights)).eval().requires_grad_(False)
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
-        return ModulePredictor(_Logits(load_shared(build_moon(self.plan), task.shared)), runtime)
+        return ModulePredictor(load_shared(build_moon(self.plan, _Predicting), task.shared), runtime)

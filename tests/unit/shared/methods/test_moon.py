@@ -9,7 +9,7 @@ from lab.simulation import Simulation
 from shared.methods import client_half, server_half
 from shared.methods.base import ServerState, Workplace
 from shared.methods.local import make_sgd, mean_loss
-from shared.methods.moon import build_moon, contrast
+from shared.methods.moon import MoonModel, build_moon, contrast
 from shared.model import build_single
 from shared.runtime import Runtime
 from shared.seeds import derive_seed
@@ -44,7 +44,7 @@ class TestTheTerm:
 def fedavg_on_the_same_net(plan_method: dict[str, object], backbone: str) -> dict[str, Tensor]:
     """What plain SGD makes of MOON's network in one round."""
     plan, client = plan_for(plan_method, backbone), site("a", digits())
-    net = build_moon(plan).train()
+    net = build_moon(plan, MoonModel).train()
     optimizer = make_sgd(net, plan.training)
     for x, y in client.train.batches(8, derive_seed(plan.seed, "batches", "a", 1, 0)):
         optimizer.zero_grad()
@@ -109,7 +109,7 @@ def test_the_global_model_predicts() -> None:
     plan = plan_for(MOON)
     simulation = Simulation(plan, [site("a", digits(8)), site("b", digits(8, 8))])
     simulation.run_round(evaluate=False)
-    net = build_moon(plan).eval()
+    net = build_moon(plan, MoonModel).eval()
     net.load_state_dict(simulation.state.shared)
     images = digits(8).images
     for client in simulation.clients:
@@ -121,7 +121,7 @@ def test_the_projection_s_size() -> None:
     """+391,424 parameters on ResNet18 with 10 classes, as the published code has it."""
     plan = plan_for({"name": "moon"}, "resnet18", classes=[str(number) for number in range(10)])
     with torch.device("meta"):
-        more = sum(value.numel() for value in build_moon(plan).parameters())
+        more = sum(value.numel() for value in build_moon(plan, MoonModel).parameters())
         plain = sum(value.numel() for value in build_single(plan).parameters())
     assert more - plain == 391_424
 

@@ -9,7 +9,7 @@ from client_agent.files import write_durably
 from client_agent.settings import Identity
 from client_agent.state import Bundle
 from shared.methods import client_half
-from shared.methods.serving import ModulePredictor
+from shared.methods.serving import ModulePredictor, detached_state
 from shared.problems import DistransError
 from shared.runtime import Runtime
 from shared.wire import encode
@@ -46,8 +46,12 @@ def standalone(identity: Identity, bundle: Bundle) -> Standalone:
 
 def export_safetensors(identity: Identity, bundle: Bundle, target: Path) -> None:
     """Model and offset as named tensors, the plan in the metadata."""
-    tensors = {f"model.{name}": value for name, value in bundle.shared.items()}
-    offset = client_half(identity.plan).offset(bundle.task(identity.name), bundle.private)
+    half, task = client_half(identity.plan), bundle.task(identity.name)
+    predictor = half.predictor(task, bundle.private, Runtime())
+    # What predicts here; with some methods it is not the global model.
+    weights = detached_state(predictor.net) if isinstance(predictor, ModulePredictor) else bundle.shared
+    tensors = {f"model.{name}": value for name, value in weights.items()}
+    offset = half.offset(task, bundle.private)
     if offset is not None:
         tensors["offset"] = offset
     metadata = {"plan": identity.plan.model_dump_json(), "round": str(bundle.number), "site": identity.name}

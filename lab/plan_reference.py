@@ -9,7 +9,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from shared.method_options import DistransOptions, FedAvgOptions, GeneratorOptions
+from shared.method_options import (
+    AdvPropOptions,
+    DistransOptions,
+    FedAvgOptions,
+    FedAwSOptions,
+    GeneratorOptions,
+    MixupOptions,
+    MoonOptions,
+    PFedHNOptions,
+    PFedHNPCOptions,
+    PFedMeOptions,
+)
 from shared.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
 
 _HEADER = """\
@@ -26,6 +37,13 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ('[method] with name = "distrans"', DistransOptions),
     ("[method.generator]", GeneratorOptions),
     ('[method] with name = "fedavg"', FedAvgOptions),
+    ('[method] with name = "pfedme"', PFedMeOptions),
+    ('[method] with name = "pfedhn"', PFedHNOptions),
+    ('[method] with name = "pfedhn-pc"', PFedHNPCOptions),
+    ('[method] with name = "moon"', MoonOptions),
+    ('[method] with name = "fedaws"', FedAwSOptions),
+    ('[method] with name = "mixup"', MixupOptions),
+    ('[method] with name = "advprop"', AdvPropOptions),
     ("[training]", TrainingPlan),
     ("[rounds]", RoundsPlan),
 )

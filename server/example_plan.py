@@ -4,7 +4,7 @@ EXAMPLE_PLAN = """\
 # A federation's plan. Everything but `name` and `classes` has a default, which is shown here.
 name = "lung-nodules"                  # letters, digits, . _ -
 classes = ["benign", "malignant"]      # the sites' class names are matched with these
-preset = "paper"                       # "paper": the published settings; "learned-offset": offsets that really move
+preset = "paper"                       # the published settings; "learned-offset": offsets that really move; and others
 seed = 0                               # everything random follows from it
 averaging = "uniform"                  # or "samples": weigh sites by their number of images
 
@@ -16,13 +16,13 @@ mean = [0.5]                           # of pixels in 0 … 1; one value, or one
 std = [0.5]
 
 [model]
-backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, or "package.module:function"
+backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, cnn, or "package.module:function"
 activation = "none"                    # lenet only: "none" as the authors' code has it, or "relu"
 weights = "random"                     # or "imagenet" (torchvision's), or "file" (given with --weights)
 # dense_dim = 256                      # width of a dense layer before the logits; unset: the backbone's own
 
 [method]
-name = "distrans"                      # or "fedavg", which takes none of the following
+name = "distrans"                      # docs/methods.md has the others: fedavg, pfedme, moon … with keys of their own
 alpha = 0.3                            # blend factor of the offset
 update_rule = "alternating"            # Algorithm 1; "joint" is the authors' code, and faster
 offset_optimizer = "sgd"               # or "adam", "sign-sgd"

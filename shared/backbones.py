@@ -97,6 +97,16 @@ def lenet(image: ImagePlan, activation: str) -> Backbone:
     return Backbone(nn.Sequential(*layers), features=100, stem=stem)
 
 
+def cnn(image: ImagePlan) -> Backbone:
+    """pFedHN's network: two 5×5 convolutions, each with a pooling behind it, and two hidden layers; 84 features."""
+    height, width = (((side - 4) // 2 - 4) // 2 for side in (image.height, image.width))
+    stem = Stem(image.channels, 16, 5)
+    layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(16, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()]
+    layers += [nn.Linear(32 * height * width, 120), nn.ReLU(inplace=True), nn.Linear(120, 84), nn.ReLU(inplace=True)]
+    return Backbone(nn.Sequential(*layers), features=84, stem=stem)
+
+
 def _torchvision_models() -> ModuleType:
     """Imported when a network of it is built: it takes about as long to import as torch, and LeNet needs none of it."""
     import torchvision.models
@@ -151,6 +161,8 @@ def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Bac
         )
     if name == "lenet":
         return lenet(image, activation)
+    if name == "cnn":
+        return cnn(image)
     if name == "alexnet":
         net = _AlexNet(image.channels)
         return Backbone(net, features=4096, dense_dim=1000, stem=net.stem())

@@ -91,4 +91,121 @@ class FedAvgOptions(Frozen):
     name: Literal["fedavg"] = "fedavg"
 
 
-MethodOptions = Annotated[DistransOptions | FedAvgOptions, Field(discriminator="name")]
+class PFedMeOptions(Frozen):
+    """pFedMe: each client keeps a model of its own near the global one; the global one follows. No momentum, no decay.
+
+    The rate η of the global model's local copy is `training.lr`.
+    """
+
+    name: Literal["pfedme"] = "pfedme"
+    personal_lr: float = Field(0.01, ge=0, le=100, description="Rate η_p of the personal model θ_i.")
+    attraction: float = Field(15.0, ge=0, le=1e6, description="λ: how strongly θ_i is drawn to the local copy w_i.")
+    inner_steps: int = Field(5, ge=1, le=1000, description="K: steps of θ_i on each batch.")
+    server_mix: float = Field(1.0, ge=0, le=10, description="β: the model becomes (1 − β) × old + β × mean.")
+    decay: float = Field(1e-3, ge=0, le=100, description="μ: pulls θ_i to zero, as the authors' code does.")
+    local_rounds: int | None = Field(
+        None, ge=1, le=1_000_000, description="R: batches per round; unset: training.epochs over all images."
+    )
+    predict: Literal["personal", "local-copy"] = Field(
+        "personal", description="Predict with θ_i, as published, or with w_i, as the authors' code really does."
+    )
+
+
+class HypernetworkOptions(Frozen):
+    """What both forms of pFedHN have in common."""
+
+    embedding_dim: int | None = Field(
+        None, ge=1, le=4096, description="Width of a client's embedding; unset: 1 + a quarter of the first clients."
+    )
+    hidden: int = Field(100, ge=1, le=4096, description="Width of the hypernetwork's layers.")
+    hidden_layers: int = Field(3, ge=0, le=64, description="Layers between the embedding's and the heads.")
+    lr: float = Field(1e-2, ge=0, le=10, description="Rate of the hypernetwork.")
+    embedding_lr: float | None = Field(None, ge=0, le=10, description="Rate of the embeddings; unset: lr.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the hypernetwork's SGD.")
+    weight_decay: float = Field(1e-3, ge=0, le=1, description="Weight decay of the hypernetwork's SGD.")
+    clip_norm: float = Field(50.0, gt=0, description="Largest norm of the hypernetwork's gradient, and of a client's.")
+    inner_steps: int | None = Field(
+        None, ge=1, le=1_000_000, description="Batches per round, each of a new shuffle; unset: training.epochs."
+    )
+    uploads: Literal["sequential", "mean"] = Field(
+        "sequential", description="One step per client, in the order of their names; or one with the mean gradient."
+    )
+
+
+class PFedHNOptions(HypernetworkOptions):
+    """pFedHN: a hypernetwork at the coordinator makes each client's whole model from an embedding of the client."""
+
+    name: Literal["pfedhn"] = "pfedhn"
+
+
+class PFedHNPCOptions(HypernetworkOptions):
+    """pFedHN-PC: the hypernetwork makes all but the logits layer, which each client trains and keeps for itself."""
+
+    name: Literal["pfedhn-pc"] = "pfedhn-pc"
+    lr: float = Field(5e-2, ge=0, le=10, description="Rate of the hypernetwork.")
+
+
+class MoonOptions(Frozen):
+    """MOON: FedAvg with a projection head and a term that draws features to the global model's."""
+
+    name: Literal["moon"] = "moon"
+    mu: float = Field(
+        1.0, ge=0, le=1000, description="μ: weight of the contrastive term; the paper has 5 for CIFAR-10."
+    )
+    temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrastive term.")
+    projection_dim: int = Field(256, ge=1, le=65536, description="Width of the projection, which the logits stand on.")
+    previous_models: int = Field(1, ge=1, le=16, description="How many earlier local models features are pushed from.")
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of the global model over rounds.")
+
+
+class FedAwSOptions(Frozen):
+    """FedAwS: clients train features towards their own classes' rows; the coordinator keeps the rows apart."""
+
+    name: Literal["fedaws"] = "fedaws"
+    margin: float = Field(0.9, ge=-1, le=1, description="The cosine of an image and its class' row that is enough.")
+    spread_margin: float = Field(0.9, ge=0, le=2, description="ν: the distance 1 − cosine of two rows that is enough.")
+    spread: float = Field(10.0, ge=0, le=1e6, description="λ: weight of the spread-out step.")
+    spread_lr: float | None = Field(None, ge=0, le=100, description="Rate of the spread-out step; unset: training.lr.")
+    spread_steps: int = Field(1, ge=1, le=10_000, description="Spread-out steps per round.")
+    nearest: int | None = Field(
+        None, ge=1, le=100_000, description="Spread each row from this many nearest ones, without margin; unset: all."
+    )
+    evaluation_rows: bool = Field(
+        True, description="Send all rows to the clients, for prediction only; false: they know their own classes alone."
+    )
+    temperature: float = Field(0.1, gt=0, le=100, description="Of the probabilities; decisions do not depend on it.")
+
+
+class MixupOptions(Frozen):
+    """mixup on FedAvg: clients train on mixtures of two of their images."""
+
+    name: Literal["mixup"] = "mixup"
+    alpha: float = Field(1.0, ge=0, le=100, description="Shares are drawn from Beta(α, α), one a batch; 0: no mixing.")
+
+
+class AdvPropOptions(Frozen):
+    """AdvProp on FedAvg: half of what clients train on are adversarial images, with BatchNorm layers of their own."""
+
+    name: Literal["advprop"] = "advprop"
+    epsilon: float = Field(1.0, ge=0, le=255, description="Largest change of a pixel, in 1/255 of its range.")
+    iterations: int = Field(1, ge=0, le=1000, description="Steps of the attack; 0: plain FedAvg.")
+    step: float = Field(1.0, ge=0, le=255, description="Size of a step, in 1/255; at least epsilon / iterations.")
+    random_start: bool = Field(True, description="Start the attack at a random point within epsilon.")
+    targeted: bool = Field(False, description="Attack towards a random other class, not away from the right one.")
+    auxiliary_batchnorm: Literal["averaged", "private"] = Field(
+        "averaged", description="The adversarial images' BatchNorm: averaged too, or kept at each client."
+    )
+
+
+MethodOptions = Annotated[
+    DistransOptions
+    | FedAvgOptions
+    | PFedMeOptions
+    | PFedHNOptions
+    | PFedHNPCOptions
+    | MoonOptions
+    | FedAwSOptions
+    | MixupOptions
+    | AdvPropOptions,
+    Field(discriminator="name"),
+]

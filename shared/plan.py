@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from shared.method_options import DistransOptions, Frozen, MethodOptions
+from shared.method_options import DistransOptions, Frozen, HypernetworkOptions, MethodOptions, PFedMeOptions
 from shared.plan_faults import FieldsDisagree, every_fault, fault_lines
 from shared.problems import PlanError
 
 # The smallest image side that each built-in network can take.
-BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1}
+BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -33,7 +33,50 @@ ImportPath = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"model": {"activation": "none"}},
     "learned-offset": {"method": {"name": "distrans", "offset_optimizer": "adam", "offset_lr": 0.05}},
+    # What the authors' own programs of the other methods start with.
+    "pfedme-official": {
+        "averaging": "samples",
+        "method": {"name": "pfedme", "personal_lr": 0.09, "local_rounds": 20},
+        "training": {"lr": 0.005, "batch_size": 20},
+        "rounds": {"count": 800},
+    },
+    "pfedhn-official": {
+        "image": {"height": 32, "width": 32},
+        "model": {"backbone": "cnn"},
+        "method": {"name": "pfedhn", "inner_steps": 50},
+        "training": {"lr": 5e-3, "momentum": 0.9, "weight_decay": 5e-5, "batch_size": 64},
+    },
+    "pfedhn-pc-official": {
+        "image": {"height": 32, "width": 32},
+        "model": {"backbone": "cnn"},
+        "method": {"name": "pfedhn-pc", "inner_steps": 50},
+        "training": {"lr": 5e-3, "momentum": 0.9, "weight_decay": 5e-5, "batch_size": 64},
+    },
+    "moon-official": {
+        "averaging": "samples",
+        "method": {"name": "moon", "mu": 5.0},
+        "training": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 64, "epochs": 10},
+        "rounds": {"count": 100},
+    },
+    "mixup-official": {
+        "method": {"name": "mixup"},
+        "training": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 128},
+    },
+    "advprop-official": {
+        "method": {"name": "advprop", "targeted": True},
+        "training": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 256},
+    },
 }
+Preset = Literal[
+    "paper",
+    "learned-offset",
+    "pfedme-official",
+    "pfedhn-official",
+    "pfedhn-pc-official",
+    "moon-official",
+    "mixup-official",
+    "advprop-official",
+]
 
 
 class ImagePlan(Frozen):
@@ -124,8 +167,10 @@ class FederationPlan(Frozen):
     """The frozen settings of a federation."""
 
     name: Name = Field(description="Letters, digits, dot, dash and underscore; at most 64.")
-    preset: Literal["paper", "learned-offset"] = Field(
-        "paper", description="Defaults to start from: the published settings, or offsets that really move."
+    preset: Preset = Field(
+        "paper",
+        description="Defaults to start from: the published settings, offsets that really move, or those of another "
+        "method's authors.",
     )
     classes: tuple[ClassName, ...] = Field(
         min_length=2, max_length=100_000, description="The sites' class names are matched with these."
@@ -147,6 +192,24 @@ class FederationPlan(Frozen):
         if repeated:
             raise ValueError(f"each class may stand once; repeated: {', '.join(repeated[:5])}")
         return value
+
+    @model_validator(mode="after")
+    def _training_fits_method(self) -> Self:
+        if isinstance(self.method, PFedMeOptions) and (self.training.momentum or self.training.weight_decay):
+            raise FieldsDisagree(
+                "training: pfedme has neither momentum nor weight_decay; method.decay is its own",
+                "training.momentum",
+                "training.weight_decay",
+                "method.name",
+            )
+        if isinstance(self.method, HypernetworkOptions) and self.model.weights != "random":
+            raise FieldsDisagree(
+                f"model.weights: {self.method.name} makes its models by a hypernetwork, which cannot start from given "
+                "weights; use 'random'",
+                "model.weights",
+                "method.name",
+            )
+        return self
 
     @model_validator(mode="after")
     def _image_fits_backbone(self) -> Self:
@@ -184,8 +247,9 @@ class FederationPlan(Frozen):
     def _apply_preset(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         preset = PRESETS.get(str(data.get("preset", "paper")), {})
         method = data.get("method")
-        if isinstance(method, Mapping) and method.get("name", "distrans") != "distrans":
-            preset = {key: value for key, value in preset.items() if key != "method"}  # it is about offsets
+        about = preset.get("method", {}).get("name", "distrans")
+        if isinstance(method, Mapping) and method.get("name", about) != about:
+            preset = {key: value for key, value in preset.items() if key != "method"}  # it is about another method
         merged = _merge(preset, data)
         if isinstance(merged.get("method"), Mapping):
             merged["method"] = {"name": "distrans", **merged["method"]}

@@ -18,5 +18,11 @@ def seeded(*parts: str | int, device: torch.device | None = None) -> Iterator[No
     """Seed torch for the block and give the caller its own random state back afterwards."""
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(derive_seed(*parts))
+        # Not torch.manual_seed: without a GPU it queues calls for one, each with a stack trace, and never drops them.
+        torch.default_generator.manual_seed(derive_seed(*parts))
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(derive_seed(*parts))
+        elif device is not None and device.type == "mps":
+            torch.mps.manual_seed(derive_seed(*parts))
         yield

@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 
+from shared.methods.advprop import AdvPropClient, AdvPropServer
 from shared.methods.base import ClientHalf, ServerHalf
 from shared.methods.distrans import DistransClient, DistransServer
 from shared.methods.fedavg import FedAvgClient, FedAvgServer
+from shared.methods.fedaws import FedAwSClient, FedAwSServer
+from shared.methods.mixup import MixupClient
+from shared.methods.moon import MoonClient, MoonServer
+from shared.methods.pfedhn import PFedHNClient, PFedHNServer
+from shared.methods.pfedme import PFedMeClient, PFedMeServer
 from shared.plan import FederationPlan
 
 
@@ -19,6 +25,13 @@ class Method:
 METHODS = {
     "distrans": Method(DistransServer, DistransClient),
     "fedavg": Method(FedAvgServer, FedAvgClient),
+    "fedaws": Method(FedAwSServer, FedAwSClient),
+    "mixup": Method(FedAvgServer, MixupClient),
+    "advprop": Method(AdvPropServer, AdvPropClient),
+    "moon": Method(MoonServer, MoonClient),
+    "pfedme": Method(PFedMeServer, PFedMeClient),
+    "pfedhn": Method(PFedHNServer, PFedHNClient),
+    "pfedhn-pc": Method(PFedHNServer, PFedHNClient),
 }
 
 

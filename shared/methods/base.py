@@ -9,10 +9,11 @@ crash with the same result.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from shared.method_options import Frozen
 from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
@@ -20,8 +21,16 @@ from shared.summation import RunningMean
 from shared.wire import Spec
 
 Tensors = dict[str, Tensor]
+Options = TypeVar("Options", bound=Frozen)
 Facts = dict[str, str]  # what the coordinator decided for a round beyond the plan, e.g. the offset aggregation in force
 SHARED, PERSONAL = "shared.", "personal."  # how an update's tensors are told apart on the wire
+
+
+def options_of(plan: FederationPlan, kind: type[Options]) -> Options:
+    """The plan's method options, which must be of this kind."""
+    if not isinstance(plan.method, kind):
+        raise TypeError(f"this plan is for {plan.method.name}")
+    return plan.method
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from shared.methods.base import (
     Tensors,
     Update,
     Workplace,
+    options_of,
 )
 from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
 from shared.methods.serving import ModulePredictor, detached_state, load_shared
@@ -44,18 +45,12 @@ _GENERATOR = "generator."
 _LAST_OFFSET = "offset.of."
 
 
-def _options(plan: FederationPlan) -> DistransOptions:
-    if not isinstance(plan.method, DistransOptions):
-        raise TypeError(f"this plan is for {plan.method.name}")
-    return plan.method
-
-
 class DistransServer(ServerHalf):
     """θ ← mean of θ_i; offsets by the aggregation in force."""
 
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
-        self.options = _options(plan)
+        self.options = options_of(plan, DistransOptions)
 
     @override
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
@@ -150,7 +145,7 @@ class DistransClient(ClientHalf):
 
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
-        self.options = _options(plan)
+        self.options = options_of(plan, DistransOptions)
 
     @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:

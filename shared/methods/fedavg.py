@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from shared.initial_weights import fit_weights
@@ -20,7 +20,7 @@ from shared.methods.base import (
     Update,
     Workplace,
 )
-from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
+from shared.methods.local import ModelStepper, Step, mean_loss, run_local_epochs
 from shared.methods.serving import ModulePredictor, detached_state, load_shared
 from shared.model import build_single
 from shared.runtime import Runtime
@@ -30,9 +30,13 @@ from shared.wire import Spec
 class FedAvgServer(ServerHalf):
     """θ ← mean of θ_i."""
 
+    def build(self) -> nn.Module:
+        """The network that is averaged, with its seeded random weights."""
+        return build_single(self.plan)
+
     @override
     def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        model = build_single(self.plan)
+        model = self.build()
         if pretrained is not None:
             fit_weights(model, pretrained)
         return ServerState(shared=detached_state(model))
@@ -46,7 +50,7 @@ class FedAvgServer(ServerHalf):
     @override
     def update_spec(self, facts: Facts) -> Spec:
         with torch.device("meta"):
-            return Spec.of(build_single(self.plan).state_dict()).prefixed(SHARED)
+            return Spec.of(self.build().state_dict()).prefixed(SHARED)
 
     @override
     def finish(
@@ -67,6 +71,12 @@ class FedAvgClient(ClientHalf):
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime = workplace.runtime
         net = runtime.prepare(load_shared(build_single(self.plan), task.shared)).train()
+        report = run_local_epochs(self.plan, task, net, workplace, self.step_on(net, task, runtime))
+        return Update(detached_state(net), {}, report), private
+
+    def step_on(self, net: nn.Module, task: RoundTask, runtime: Runtime) -> Step:
+        """What is done with each batch."""
+        del task
         forward, stepper = runtime.forward_of(net), ModelStepper(net, self.plan, runtime)
 
         def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +86,7 @@ class FedAvgClient(ClientHalf):
             stepper.step(loss)
             return logits.detach(), loss.detach()
 
-        report = run_local_epochs(self.plan, task, net, workplace, step)
-        return Update(detached_state(net), {}, report), private
+        return step
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:

@@ -1,8 +1,10 @@
 """Local training as every method does it: epochs, mini-batches, seeds, progress, interruption and the report."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +30,23 @@ def make_sgd(net: nn.Module, training: TrainingPlan) -> torch.optim.SGD:
 
 
 class ModelStepper:
-    """Takes the model's SGD step for a loss, with loss scaling and clipping where they are on."""
+    """Takes the model's step for a loss, with loss scaling and clipping where they are on; plain SGD by default."""
 
-    def __init__(self, net: nn.Module, plan: FederationPlan, runtime: Runtime) -> None:
-        self._parameters = list(net.parameters())
-        self._optimizer = make_sgd(net, plan.training)
+    def __init__(
+        self,
+        net: nn.Module,
+        plan: FederationPlan,
+        runtime: Runtime,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        clip_norm: float | None = None,
+        clipped: Iterable[nn.Parameter] | None = None,
+    ) -> None:
+        """`clip_norm` stands in where the plan names none; `clipped` are the parameters it holds for, if not all."""
+        self._parameters = list(net.parameters() if clipped is None else clipped)
+        self._optimizer = optimizer or make_sgd(net, plan.training)
         self._scaler = runtime.scaler()
-        self._clip_norm = plan.training.clip_norm
+        self._clip_norm = clip_norm if plan.training.clip_norm is None else plan.training.clip_norm
 
     @property
     def loss_scale(self) -> float:
@@ -53,12 +65,20 @@ class ModelStepper:
 
 
 def run_local_epochs(
-    plan: FederationPlan, task: RoundTask, net: nn.Module, place: Workplace, step: Step
+    plan: FederationPlan,
+    task: RoundTask,
+    net: nn.Module,
+    place: Workplace,
+    step: Step,
+    *,
+    steps: int | None = None,
+    reshuffle: bool = False,
 ) -> TrainingReport:
     """Run the plan's epochs of `step` over the site's data and report on them.
 
-    Raises TrainingInterrupted between two batches when asked to stop. A last batch of one image is left out for
-    networks with BatchNorm, which cannot normalise it.
+    With `steps` it is so many batches instead, in as many passes as they take; with `reshuffle` too, each of them is
+    the first one of a new shuffle. Raises TrainingInterrupted between two batches when asked to stop. A last batch of
+    one image is left out for networks with BatchNorm, which cannot normalise it.
     """
     size, epochs = plan.training.batch_size, plan.training.epochs
     shortest = 2 if batchnorms(net) else 1
@@ -77,8 +97,10 @@ def run_local_epochs(
     totals = torch.zeros(2, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
     images = batches = 0
     started = time.perf_counter()
-    with seeded(plan.seed, "training", task.client_id, task.round, device=device):
-        for epoch, (x, y) in _passes(plan, task, place, epochs, size):
+    wanted = per_epoch * epochs if steps is None else steps
+    passes = _passes(plan, task, place, epochs if steps is None else None, reshuffle)
+    with seeded(plan.seed, "training", task.client_id, task.round, device=device), closing(passes):
+        for epoch, (x, y) in passes:
             if place.should_stop():
                 raise TrainingInterrupted
             if len(y) < shortest:
@@ -90,9 +112,9 @@ def run_local_epochs(
             images, batches = images + len(y), batches + 1
             if place.on_batch is not None:
                 loss_sum, right_sum = totals.tolist()
-                place.on_batch(
-                    BatchProgress(epoch, batches, per_epoch * epochs, images, loss_sum / images, right_sum / images)
-                )
+                place.on_batch(BatchProgress(epoch, batches, wanted, images, loss_sum / images, right_sum / images))
+            if batches == wanted:
+                break
     loss_sum, right_sum = totals.tolist()
     if not math.isfinite(loss_sum):
         raise DistransError(
@@ -109,12 +131,14 @@ def run_local_epochs(
 
 
 def _passes(
-    plan: FederationPlan, task: RoundTask, place: Workplace, epochs: int, size: int
-) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    for epoch in range(epochs):
+    plan: FederationPlan, task: RoundTask, place: Workplace, epochs: int | None, only_first: bool
+) -> Generator[tuple[int, tuple[Tensor, Tensor]], None, None]:
+    for epoch in itertools.count() if epochs is None else range(epochs):
         seed = derive_seed(plan.seed, "batches", task.client_id, task.round, epoch)
-        for batch in place.data.batches(size, seed):
+        for batch in place.data.batches(plan.training.batch_size, seed):
             yield epoch, batch
+            if only_first:
+                break
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -21,6 +21,28 @@ def detached_state(net: nn.Module) -> Tensors:
     }
 
 
+def parameters_of(net: nn.Module) -> Tensors:
+    """A network's trained tensors on the CPU, independent of the network: its state without the buffers."""
+    names = {name for name, _ in net.named_parameters()}
+    return {name: value for name, value in detached_state(net).items() if name in names}
+
+
+def buffers_of(net: nn.Module) -> Tensors:
+    """The rest of its state: BatchNorm's running statistics and counters."""
+    names = {name for name, _ in net.named_parameters()}
+    return {name: value for name, value in detached_state(net).items() if name not in names}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """The same tensors with the prefix before each name."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def cut(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 class ModulePredictor:
     """A frozen network in eval mode, with the extra inputs that it takes beside the images."""
 

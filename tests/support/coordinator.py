@@ -80,6 +80,10 @@ class Site:
         self.http, self.plan, self.name, self.token = http, plan, name, token
         self.headers = {"Authorization": f"Bearer {token}"}
 
+    def on(self, http: httpx.Client) -> "Site":
+        """The same site over another connection."""
+        return Site(http, self.plan, self.name, self.token)
+
     def task(self, wait_s: float = 30, after: str = "") -> TaskAnswer:
         """What to do now."""
         response = self.http.get("/v1/task", params={"wait": wait_s, "after": after}, headers=self.headers)

@@ -14,7 +14,7 @@ from shared.model import blend
 from shared.plan import BUILT_IN_BACKBONES, ImagePlan
 from shared.problems import BackboneError
 
-FEATURES = {"lenet": 100, "alexnet": 4096, "resnet18": 512, "resnet50": 2048}
+FEATURES = {"lenet": 100, "alexnet": 4096, "resnet18": 512, "resnet50": 2048, "cnn": 84}
 
 
 def image(channels: int = 3, height: int = 64, width: int = 64) -> ImagePlan:
@@ -77,7 +77,7 @@ class TestBuiltIn:
     def test_only_alexnet_has_a_dense_layer_of_its_own(self) -> None:
         with torch.device("meta"):
             widths = {name: build_backbone(name, image()).dense_dim for name in BUILT_IN_BACKBONES}
-        assert widths == {"lenet": None, "alexnet": 1000, "resnet18": None, "resnet50": None}
+        assert widths == {"lenet": None, "alexnet": 1000, "resnet18": None, "resnet50": None, "cnn": None}
 
     def test_lenet_has_the_paper_s_size(self) -> None:
         net = build_backbone("lenet", image()).net

@@ -2,20 +2,32 @@ import contextlib
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.method_options import DistransOptions, FedAvgOptions
+from shared.method_options import (
+    AdvPropOptions,
+    DistransOptions,
+    FedAvgOptions,
+    FedAwSOptions,
+    MixupOptions,
+    MoonOptions,
+    PFedHNOptions,
+    PFedHNPCOptions,
+    PFedMeOptions,
+)
 from shared.plan import (
     BUILT_IN_BACKBONES,
     MAX_IMAGE_VALUES,
+    PRESETS,
     FederationPlan,
     ImagePlan,
     ModelPlan,
+    Preset,
     parse_plan,
     validate_plan,
 )
@@ -118,8 +130,59 @@ class TestPresets:
         plan = parse_plan(f'preset = "{preset}"\n' + MINIMAL + '[method]\nname = "fedavg"')
         assert plan.method == FedAvgOptions()
 
+    @pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("-official")])
+    def test_of_another_method_s_authors(self, preset: str) -> None:
+        plan = parse_plan(f'preset = "{preset}"\n' + MINIMAL)
+        assert plan.method.name == preset.removesuffix("-official")
+        assert plan.model.activation == "relu"
+        other = parse_plan(f'preset = "{preset}"\n' + MINIMAL + '[method]\nname = "fedavg"')
+        assert (other.method, other.training) == (FedAvgOptions(), plan.training)
+
+    def test_every_preset_can_be_named(self) -> None:
+        assert set(get_args(Preset)) == set(PRESETS)
+
+    def test_the_plan_s_own_settings_win_over_another_method_s_authors(self) -> None:
+        plan = parse_plan('preset = "moon-official"\n' + MINIMAL + "[method]\nmu = 1\n[training]\nepochs = 2")
+        assert isinstance(plan.method, MoonOptions)
+        assert (plan.method.mu, plan.training.epochs, plan.training.lr) == (1, 2, 0.01)
+
     def test_unknown_preset(self) -> None:
         assert "paper" in fault_lines('preset = "papier"\n' + MINIMAL)["preset"]
+
+
+class TestOtherMethods:
+    def test_defaults_of_pfedme(self) -> None:
+        method = PFedMeOptions()
+        assert (method.personal_lr, method.attraction, method.inner_steps) == (0.01, 15, 5)
+        assert (method.server_mix, method.decay, method.predict) == (1, 1e-3, "personal")
+
+    def test_defaults_of_pfedhn(self) -> None:
+        whole, personal = PFedHNOptions(), PFedHNPCOptions()
+        assert (whole.lr, personal.lr) == (1e-2, 5e-2)
+        for method in (whole, personal):
+            assert (method.hidden, method.hidden_layers, method.clip_norm) == (100, 3, 50)
+            assert (method.momentum, method.weight_decay, method.embedding_lr) == (0.9, 1e-3, None)
+
+    def test_defaults_of_the_others(self) -> None:
+        moon, rows = MoonOptions(), FedAwSOptions()
+        assert (moon.mu, moon.temperature, moon.projection_dim, moon.previous_models) == (1, 0.5, 256, 1)
+        assert (rows.margin, rows.spread_margin, rows.spread, rows.spread_steps) == (0.9, 0.9, 10, 1)
+        assert MixupOptions().alpha == 1
+        attack = AdvPropOptions()
+        assert (attack.epsilon, attack.iterations, attack.targeted, attack.random_start) == (1, 1, False, True)
+
+    @pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
+    def test_pfedme_has_no_optimiser_settings_that_it_would_not_use(self, setting: str) -> None:
+        faults = fault_lines(plan_data(method={"name": "pfedme"}, training={setting: 0.1}))
+        assert "pfedme has neither" in faults["plan"]
+
+    @pytest.mark.parametrize("name", ["pfedhn", "pfedhn-pc"])
+    def test_a_hypernetwork_takes_no_given_weights(self, name: str) -> None:
+        faults = fault_lines(plan_data(method={"name": name}, model={"weights": "file"}))
+        assert "cannot start from given weights" in faults["plan"]
+
+    def test_options_of_one_method_are_unknown_to_another(self) -> None:
+        assert "not permitted" in fault_lines(plan_data(method={"name": "moon", "alpha": 0.3}))["method.alpha"]
 
 
 class TestFaults:

@@ -1,0 +1,218 @@
+"""FedAwS: clients that know few classes train features towards those classes' rows; the coordinator keeps rows apart.
+
+Image features g and rows w are unit vectors. A client minimises max(0, margin − cos(g(x), w_y))² over its images, for θ
+and for the rows of its own classes, which are all it is given to train with. The coordinator averages θ, averages a
+class' row over its clients, and then takes a step on Σ max(0, ν − (1 − cos(w_c, w_c')))² over pairs of rows. Rows of
+absent clients stay. All rows go to the clients apart from their own, for prediction only.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from shared.initial_weights import fit_weights
+from shared.method_options import FedAwSOptions
+from shared.methods.base import (
+    PERSONAL,
+    SHARED,
+    ClientHalf,
+    ClientRecord,
+    Facts,
+    Predictor,
+    RoundTask,
+    ServerHalf,
+    ServerState,
+    Tensors,
+    Update,
+    Workplace,
+    options_of,
+)
+from shared.methods.local import ModelStepper, Step, make_sgd, run_local_epochs
+from shared.methods.serving import ModulePredictor, detached_state, load_shared
+from shared.model import build_single
+from shared.plan import FederationPlan
+from shared.runtime import Runtime
+from shared.seeds import seeded
+from shared.summation import RunningMean
+from shared.wire import Entry, Spec
+
+_ROWS, _CLASSES, _EVALUATION_ROWS = "rows", "classes", "evaluation_rows"
+
+
+class FeatureNet(nn.Module):
+    """The plan's single-channel model up to its features, which it normalises."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        super().__init__()
+        single = build_single(plan)
+        self.backbone, self.dense, self.width = single.backbone, single.dense, single.logits.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → unit vectors (B, d)."""
+        features = self.backbone(x)
+        return F.normalize((features if self.dense is None else self.dense(features)).float(), dim=1)
+
+
+class _Nearest(FeatureNet):
+    """Features and rows as a classifier: logits are cosines over a temperature."""
+
+    rows: Tensor
+
+    def __init__(self, plan: FederationPlan, rows: Tensor, temperature: float) -> None:
+        super().__init__(plan)
+        self.register_buffer("rows", rows)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, classes); a class whose row is all zeros counts as opposite to the image."""
+        cosines = super().forward(x) @ self.rows.T
+        return torch.where(self.rows.any(dim=1), cosines, -1.0) / self.temperature
+
+
+def positive_loss(cosines: Tensor, margin: float) -> Tensor:
+    """max(0, margin − cosine)², averaged."""
+    return (margin - cosines).clamp(min=0).square().mean()
+
+
+def spread_loss(rows: Tensor, margin: float) -> Tensor:
+    """Σ_c Σ_{c' ≠ c} max(0, margin − (1 − cos))² of unit rows."""
+    return ((margin - 1 + _cosines(rows)).clamp(min=0).square() * _others(rows)).sum()
+
+
+def spread_gradient(rows: Tensor, margin: float, nearest: int | None = None) -> Tensor:
+    """The gradient of `spread_loss` for unit rows; with `nearest`, of −Σ ‖w_c − w_c'‖² over each row's nearest ones."""
+    cosines, others = _cosines(rows), _others(rows)
+    if nearest is None:
+        slopes = 2 * (margin - 1 + cosines).clamp(min=0) * others
+    else:
+        count = min(nearest, len(rows) - 1)
+        chosen = cosines.masked_fill(~others, -2).topk(count, dim=1).indices
+        slopes = torch.zeros_like(cosines).scatter_(1, chosen, 2.0)
+    slopes = slopes + slopes.T  # a pair counts from both its sides
+    return slopes @ rows - (slopes * cosines).sum(dim=1, keepdim=True) * rows
+
+
+def spread_out(rows: Tensor, rate: float, options: FedAwSOptions) -> Tensor:
+    """Unit rows after the round's spread-out steps, in float64 inside."""
+    wide = F.normalize(rows.double(), dim=1)
+    for _ in range(options.spread_steps):
+        wide = F.normalize(wide - rate * spread_gradient(wide, options.spread_margin, options.nearest), dim=1)
+    return wide.float()
+
+
+def _cosines(rows: Tensor) -> Tensor:
+    return rows @ rows.T
+
+
+def _others(rows: Tensor) -> Tensor:
+    return ~torch.eye(len(rows), dtype=torch.bool)
+
+
+class FedAwSServer(ServerHalf):
+    """Averages the feature network; keeps all rows, and keeps them apart."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        super().__init__(plan)
+        self.options = options_of(plan, FedAwSOptions)
+
+    @override
+    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
+        net = FeatureNet(self.plan)
+        if pretrained is not None:
+            fit_weights(net, pretrained)
+        classes = len(self.plan.classes)
+        # Rows that are equal would stay equal; these are orthonormal where there is room for it.
+        with seeded(self.plan.seed, "class-rows"):
+            rows = F.normalize(torch.randn(classes, net.width), dim=1)
+            if classes <= net.width:
+                nn.init.orthogonal_(rows)
+        return ServerState(detached_state(net), {_ROWS: rows})
+
+    @override
+    def personal(
+        self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
+    ) -> Tensors:
+        """The rows of the client's own classes, to be trained; all rows, to be predicted with."""
+        own = torch.tensor([label for label, count in enumerate(client.class_counts) if count], dtype=torch.int64)
+        tensors = {_CLASSES: own, _ROWS: state.private[_ROWS][own]}
+        return tensors | {_EVALUATION_ROWS: state.private[_ROWS]} if self.options.evaluation_rows else tensors
+
+    @override
+    def update_spec(self, facts: Facts) -> Spec:
+        with torch.device("meta"):
+            net = FeatureNet(self.plan)
+            spec = Spec.of(net.state_dict()).prefixed(SHARED)
+        return spec | Spec({PERSONAL + _ROWS: Entry((len(self.plan.classes), net.width), torch.float32)})
+
+    @override
+    def finish(
+        self,
+        state: ServerState,
+        mean: Tensors,
+        uploads: Iterable[tuple[ClientRecord, Tensors]],
+        roster: Sequence[ClientRecord],
+        facts: Facts,
+    ) -> ServerState:
+        uploaded: dict[int, RunningMean] = {}
+        for client, personal in uploads:
+            for label, count in enumerate(client.class_counts):
+                if count and bool(personal[_ROWS][label].any()):  # a client cannot move rows that are not its own
+                    uploaded.setdefault(label, RunningMean()).add({_ROWS: personal[_ROWS][label]})
+        rows = state.private[_ROWS].clone()
+        for label, row in uploaded.items():
+            rows[label] = row.result()[_ROWS]
+        lr = self.plan.training.lr if self.options.spread_lr is None else self.options.spread_lr
+        return ServerState(mean, {_ROWS: spread_out(rows, self.options.spread * lr, self.options)})
+
+
+class FedAwSClient(ClientHalf):
+    """Trains features and its own rows; predicts among all rows that it is shown."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        super().__init__(plan)
+        self.options = options_of(plan, FedAwSOptions)
+
+    @override
+    def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
+        runtime = workplace.runtime
+        net = runtime.prepare(load_shared(FeatureNet(self.plan), task.shared)).train()
+        rows = self._own_rows(task).to(runtime.device).requires_grad_()
+        report = run_local_epochs(self.plan, task, net, workplace, self._step_on(net, rows, runtime))
+        own = task.personal[_CLASSES]
+        uploaded = torch.zeros_like(rows, device="cpu")
+        uploaded[own] = F.normalize(rows.detach().cpu()[own], dim=1)
+        return Update(detached_state(net), {_ROWS: uploaded}, report), private
+
+    def _step_on(self, net: FeatureNet, rows: Tensor, runtime: Runtime) -> Step:
+        optimizer = make_sgd(net, self.plan.training)
+        optimizer.add_param_group({"params": [rows]})
+        forward, stepper = runtime.forward_of(net), ModelStepper(net, self.plan, runtime, optimizer)
+        known = rows.detach().any(dim=1)
+
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            with runtime.autocast():
+                features = forward(x)
+            cosines = features @ F.normalize(rows, dim=1).T
+            # An image of a class that the coordinator has not been told of has no row to go to.
+            own = cosines.gather(1, y[:, None])[known[y]]
+            loss = positive_loss(own, self.options.margin) if len(own) else cosines.sum() * 0
+            stepper.step(loss)
+            return torch.where(known, cosines.detach(), -1.0), loss.detach()
+
+        return step
+
+    def _own_rows(self, task: RoundTask) -> Tensor:
+        """(classes, d) with the client's own rows in place, and zeros elsewhere."""
+        own = task.personal[_ROWS]
+        rows = own.new_zeros(len(self.plan.classes), own.shape[1])
+        rows[task.personal[_CLASSES]] = own
+        return rows
+
+    @override
+    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
+        rows = task.personal[_EVALUATION_ROWS] if _EVALUATION_ROWS in task.personal else self._own_rows(task)
+        net = load_shared(_Nearest(self.plan, rows, self.options.temperature), task.shared | {_ROWS: rows})
+        return ModulePredictor(net, runtime)

@@ -1,0 +1,145 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_for, site
+from torch import Tensor, nn
+
+from lab.simulation import Simulation
+from shared.method_options import AdvPropOptions
+from shared.methods import client_half, server_half
+from shared.methods.advprop import Attack, add_auxiliary, using
+from shared.methods.base import Workplace
+from shared.model import build_single
+from shared.plan import ImagePlan
+from shared.runtime import Runtime
+
+GREY = ImagePlan(channels=1, height=1, width=2, mean=(0.0,), std=(1.0,))
+COLOUR = ImagePlan(channels=3, height=4, width=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5))
+
+
+def train(method: dict[str, Any], backbone: str, private: dict[str, Tensor] | None = None) -> Any:
+    plan, client = plan_for(method, backbone), site("a", digits())
+    return client_half(plan).train(first_task(plan, client), private or {}, Workplace(client.train))
+
+
+class TestAttack:
+    @pytest.mark.parametrize(("targeted", "expected"), [(False, (0.4, 0.6)), (True, (0.6, 0.4))])
+    def test_on_a_logistic_model_as_computed_by_hand(self, targeted: bool, expected: tuple[float, float]) -> None:
+        """w = (1, −2), x = (½, ½), y = +1, ε = 0.1; a target of the right class makes it easier, not harder."""
+        options = AdvPropOptions(epsilon=25.5, random_start=False, targeted=targeted)
+        x, w = torch.full((1, 1, 1, 2), 0.5), torch.tensor([1.0, -2.0])
+        found = Attack(GREY, options)(x, lambda at: F.softplus(-(at.flatten() @ w)))
+        assert found.flatten().tolist() == pytest.approx(expected)
+
+    @pytest.mark.parametrize("iterations", [1, 4])
+    def test_images_stay_within_epsilon_and_within_the_range_of_each_channel(self, iterations: int) -> None:
+        options = AdvPropOptions(epsilon=16, iterations=iterations)
+        pixels = torch.rand(8, 3, 4, 4)
+        mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (COLOUR.mean, COLOUR.std))
+        weight = torch.randn(3, 4, 4)
+        found = Attack(COLOUR, options)((pixels - mean) / std, lambda at: (at * weight).sum())
+        changed = found * std + mean
+        assert float((changed - pixels).abs().max()) <= 16 / 255 + 1e-6
+        assert float((changed - pixels).abs().max()) > 15 / 255
+        assert 0 - 1e-6 <= float(changed.min()) <= float(changed.max()) <= 1 + 1e-6
+
+    def test_a_step_is_at_least_what_reaches_epsilon(self) -> None:
+        assert Attack(GREY, AdvPropOptions(epsilon=10, iterations=2, step=1)).step.item() == pytest.approx(5 / 255)
+        assert Attack(GREY, AdvPropOptions(epsilon=4, iterations=8, step=1)).step.item() == pytest.approx(1 / 255)
+
+    def test_it_leaves_no_gradient_at_the_weights(self) -> None:
+        net = nn.Linear(2, 2)
+        Attack(GREY, AdvPropOptions(epsilon=8))(torch.rand(3, 1, 1, 2), lambda at: net(at.flatten(1)).sum())
+        assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("backbone", ["lenet", NORMED])
+def test_no_iterations_are_fedavg_to_the_bit(backbone: str) -> None:
+    plain, _ = train({"name": "fedavg"}, backbone)
+    found, _ = train({"name": "advprop", "iterations": 0}, backbone)
+    assert_equal({name: found.shared[name] for name in plain.shared}, plain.shared)
+
+
+def test_without_batchnorm_and_without_epsilon_it_is_fedavg() -> None:
+    plain, _ = train({"name": "fedavg"}, "lenet")
+    found, private = train({"name": "advprop", "epsilon": 0.0, "step": 0.0}, "lenet")
+    assert private == {}
+    assert found.shared.keys() == plain.shared.keys()
+    for name, value in plain.shared.items():
+        torch.testing.assert_close(found.shared[name], value, rtol=1e-4, atol=1e-6)
+    stronger, _ = train({"name": "advprop", "epsilon": 8.0}, "lenet")
+    assert not torch.allclose(stronger.shared["logits.weight"], plain.shared["logits.weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_main_batchnorm_sees_clean_images_only_and_the_other_one_adversarial_ones() -> None:
+    """One step: the main statistics are FedAvg's, the auxiliary ones those of images that were changed."""
+    data = digits(8)
+    plan = plan_for({"name": "advprop", "epsilon": 32.0}, NORMED)
+    client = site("a", data)
+    update, _ = client_half(plan).train(first_task(plan, client), {}, Workplace(data))
+    fedavg = plan_for({"name": "fedavg"}, NORMED)
+    plain, _ = client_half(fedavg).train(first_task(fedavg, client), {}, Workplace(data))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        main, auxiliary = update.shared[f"backbone.1.{name}"], update.shared[f"backbone.1.auxiliary.{name}"]
+        torch.testing.assert_close(main, plain.shared[f"backbone.1.{name}"])
+        assert name == "num_batches_tracked" or not torch.equal(main, auxiliary)
+
+
+def test_halves_are_what_each_layer_makes_of_its_own() -> None:
+    net = add_auxiliary(nn.Sequential(nn.BatchNorm1d(3)))
+    twin: Any = net[0]  # type: ignore[index]
+    with torch.no_grad():
+        twin.auxiliary.weight.fill_(2.0)
+    x = torch.randn(6, 3)
+    with using(net, "halves"):
+        found = net(x)
+    alone = nn.BatchNorm1d(3)
+    torch.testing.assert_close(found, torch.cat([alone(x[:3]), 2 * alone(x[3:])]))
+    assert torch.equal(net.eval()(x), twin.eval()(x))  # main again
+
+
+def test_twins_start_as_the_layers_they_stand_beside() -> None:
+    """So a plain checkpoint is a start for this method too."""
+    plan = plan_for({"name": "advprop"}, NORMED)
+    pretrained = build_single(plan).state_dict()
+    pretrained = {name: value + 1 for name, value in pretrained.items()}
+    private = plan_for({"name": "advprop", "auxiliary_batchnorm": "private", "iterations": 0}, NORMED)
+    client = site("a", digits(8))
+    task = first_task(private, client, server_half(private).initial_state(pretrained))
+    _, kept = client_half(private).train(task, {}, Workplace(client.train))
+    assert torch.equal(kept["backbone.1.auxiliary.running_mean"], pretrained["backbone.1.running_mean"])
+    shared = server_half(plan).initial_state(pretrained).shared
+    assert torch.equal(shared["backbone.1.auxiliary.running_mean"], pretrained["backbone.1.running_mean"])
+
+
+def test_auxiliary_layers_may_stay_at_the_client() -> None:
+    update, kept = train({"name": "advprop", "auxiliary_batchnorm": "private"}, NORMED)
+    averaged, nothing = train({"name": "advprop"}, NORMED)
+    assert nothing == {}
+    assert not any("auxiliary" in name for name in update.shared)
+    assert_equal(kept | update.shared, averaged.shared)
+    again, _ = train({"name": "advprop", "auxiliary_batchnorm": "private"}, NORMED, kept)
+    assert differ(again.shared, update.shared)  # the attack looks through them
+
+
+def test_prediction_uses_the_main_layers_only() -> None:
+    plan = plan_for({"name": "advprop", "epsilon": 16.0}, NORMED)
+    simulation = Simulation(plan, [site("a", digits()), site("b", digits(24, 24))])
+    simulation.run_round(evaluate=False)
+    state = simulation.state.shared
+    net = build_single(plan).eval()
+    net.load_state_dict({name: value for name, value in state.items() if "auxiliary" not in name})
+    task = simulation.task(simulation.clients[0])
+    found = simulation.client.predictor(task, {}, Runtime())(digits(8).images)
+    assert torch.equal(found, net(digits(8).images))
+
+
+def test_targets_are_other_classes() -> None:
+    """A targeted attack changes what is learned, repeatably."""
+    first, _ = train({"name": "advprop", "targeted": True, "epsilon": 8.0}, "lenet")
+    again, _ = train({"name": "advprop", "targeted": True, "epsilon": 8.0}, "lenet")
+    away, _ = train({"name": "advprop", "epsilon": 8.0}, "lenet")
+    assert_equal(first.shared, again.shared)
+    assert differ(first.shared, away.shared)

@@ -1,0 +1,164 @@
+"""What holds for every method, over whole federations in memory."""
+
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from support.plans import encode_update
+from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, method_plan, plan_for, sites
+
+from client_agent.export import Standalone
+from lab.simulation import Simulation
+from shared.methods import METHODS, server_half
+from shared.methods.base import ClientRecord, ServerState, Workplace
+from shared.methods.serving import ModulePredictor
+from shared.runtime import Runtime
+from shared.wire import decode, digest, encode
+
+every_method = pytest.mark.parametrize("method", METHOD_CASES.values(), ids=METHOD_CASES.keys())
+KEEPS_BUFFERS = ("pfedme", "pfedhn-pc", "moon", "advprop", "advprop-private")
+
+
+def begin(method: dict[str, Any], backbone: str = "lenet") -> Simulation:
+    return Simulation(method_plan(method, backbone), sites(3))
+
+
+def everything(simulation: Simulation) -> Tensors:
+    """All tensors that a federation has come to, at the coordinator and at the clients."""
+    kept = {f"{c.record.id} {name}": value for c in simulation.clients for name, value in c.private.items()}
+    state = simulation.state
+    return {**state.shared, **{f"server {name}": value for name, value in state.private.items()}, **kept}
+
+
+def stored(tensors: Tensors) -> Tensors:
+    """The tensors as they come back from a database or a disk."""
+    return safetensors.torch.load(encode(tensors))
+
+
+def test_every_method_is_here() -> None:
+    assert {case["name"] for case in METHOD_CASES.values()} == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "backbone"),
+    [
+        *(pytest.param(case, "lenet", id=name) for name, case in METHOD_CASES.items()),
+        *(pytest.param(METHOD_CASES[name], NORMED, id=f"{name}-batchnorm") for name in KEEPS_BUFFERS),
+    ],
+)
+def test_two_runs_give_the_same_bits_and_so_does_one_that_restarts_in_between(
+    method: dict[str, Any], backbone: str
+) -> None:
+    """The coordinator's state and the agents' are stored after the first round, and taken up by new programs."""
+    first, second = begin(method, backbone), begin(method, backbone)
+    for simulation in (first, second):
+        simulation.run_round(evaluate=False)
+    restarted = begin(method, backbone)
+    restarted.state = ServerState(stored(second.state.shared), stored(second.state.private))
+    restarted.round = 1
+    for client, before in zip(restarted.clients, second.clients, strict=True):
+        client.private = stored(before.private)
+    torch.rand(3)  # whatever else has drawn random numbers
+    for simulation in (first, restarted):
+        simulation.run_round(evaluate=False)
+    assert_equal(everything(restarted), everything(first))
+    assert restarted.evaluate() == first.evaluate()
+    assert digest(encode(everything(first))) != digest(encode(everything(second)))  # which is a round behind
+
+
+@every_method
+def test_an_update_meets_its_spec_and_tells_nothing_private(method: dict[str, Any]) -> None:
+    simulation = begin(method, NORMED)
+    for _ in range(2):
+        facts = simulation.server.facts(simulation.roster)
+        for client in simulation.clients:
+            task = simulation.task(client)
+            update, private = simulation.client.train(task, client.private, Workplace(client.train))
+            sent, _ = decode(encode_update(update), simulation.server.update_spec(facts))
+            named = {f"shared.{name}" for name in update.shared} | {f"personal.{name}" for name in update.personal}
+            assert sent.keys() == named
+            stored(private)  # plain tensors, none of them in the memory of another
+            for name, value in private.items():
+                copies = [key for key, other in sent.items() if _is_copy(value, other)]
+                assert not copies or _may_be_sent(method, name), (name, copies)
+        simulation.run_round(evaluate=False)
+
+
+def _is_copy(value: torch.Tensor, other: torch.Tensor) -> bool:
+    return value.shape == other.shape and value.numel() > 1 and len(value.unique()) > 1 and torch.equal(value, other)
+
+
+def _may_be_sent(method: dict[str, Any], name: str) -> bool:
+    """What a client keeps that it has also uploaded, by the method's own definition."""
+    if method["name"] == "distrans" and method["offset_aggregation"] != "none":
+        return name == "offset"
+    return name.startswith(("previous.", "local_copy."))
+
+
+@every_method
+def test_what_a_client_starts_from_does_not_depend_on_the_others_order(method: dict[str, Any]) -> None:
+    server = server_half(method_plan(method))
+    state, roster = server.initial_state(), [client.record for client in sites(3)]
+    facts = server.facts(roster)
+    for record in roster:
+        expected = server.personal(ServerState({}, state.private), record, roster, facts)
+        assert_equal(server.personal(state, record, roster[::-1], facts), expected)
+        stored(expected)
+
+
+@every_method
+def test_predictions_are_finite_before_and_after_training_and_without_offset(method: dict[str, Any]) -> None:
+    simulation, images = begin(method, NORMED), digits(6).images
+    late = ClientRecord("late", (0, 4, 0, 0))  # joins when everybody else has trained
+    for _ in range(2):
+        for client in simulation.clients:
+            task = simulation.task(client)
+            for use_offset in (True, False):
+                predictor = simulation.client.predictor(task, client.private, Runtime(), use_offset=use_offset)
+                logits = predictor(images)
+                assert logits.shape == (6, 4)
+                assert bool(logits.isfinite().all())
+                assert logits.dtype == torch.float32
+                alone = torch.cat([predictor(image[None]) for image in images])
+                torch.testing.assert_close(alone, logits, rtol=1e-4, atol=1e-5)  # eval mode: no image sees another
+        simulation.run_round(evaluate=False)
+    facts = simulation.server.facts(simulation.roster)
+    personal = simulation.server.personal(simulation.state, late, simulation.roster, facts)
+    task = type(task)(late.id, 3, simulation.state.shared, personal, facts)
+    assert bool(simulation.client.predictor(task, {}, Runtime())(images).isfinite().all())
+
+
+@every_method
+def test_a_predictor_can_be_exported_as_one_module(method: dict[str, Any]) -> None:
+    simulation = begin(method)
+    client, images = simulation.clients[0], digits(4).images
+    predictor = simulation.client.predictor(simulation.task(client), client.private, Runtime())
+    assert isinstance(predictor, ModulePredictor)
+    image = simulation.plan.image
+    pixels = images * image.std[0] + image.mean[0]
+    torch.testing.assert_close(Standalone(predictor, image.mean, image.std)(pixels), predictor(images))
+
+
+@every_method
+def test_training_changes_none_of_its_arguments(method: dict[str, Any]) -> None:
+    simulation = begin(method, NORMED)
+    simulation.run_round(evaluate=False)
+    client = simulation.clients[0]
+    task = simulation.task(client)
+    before = stored(task.shared), stored(task.personal), stored(client.private), stored(simulation.state.private)
+    simulation.client.train(task, client.private, Workplace(client.train))
+    simulation.server.personal(simulation.state, client.record, simulation.roster, task.facts)
+    after = task.shared, task.personal, client.private, simulation.state.private
+    for found, expected in zip(after, before, strict=True):
+        assert_equal(found, expected)
+
+
+@every_method
+def test_a_half_refuses_the_plan_of_another_method(method: dict[str, Any]) -> None:
+    other = plan_for({"name": "moon"} if method["name"] != "moon" else {"name": "pfedme"})
+    half = METHODS[method["name"]]
+    if method["name"] == "fedavg":  # it takes any plan, and so does the site's own baseline
+        return
+    with pytest.raises(TypeError, match="this plan is for"):
+        half.client(other)

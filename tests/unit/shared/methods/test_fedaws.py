@@ -1,0 +1,181 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import CLASSES, Tensors, assert_equal, digits, first_task, plan_for, site
+from torch import Tensor
+
+from lab.simulation import SimulatedClient, Simulation
+from shared.method_options import FedAwSOptions
+from shared.methods import client_half, server_half
+from shared.methods.base import ClientRecord, Workplace
+from shared.methods.fedaws import FeatureNet, positive_loss, spread_gradient, spread_loss, spread_out
+from shared.runtime import Runtime
+from shared.tensor_data import TensorData
+
+PAIR = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2]], dtype=torch.float64)
+
+
+def plan(**method: Any):  # type: ignore[no-untyped-def]
+    return plan_for({"name": "fedaws", **method})
+
+
+def of_class(label: int, count: int = 12) -> TensorData:
+    data = digits(120)
+    kept = data.labels == label
+    return TensorData(data.images[kept][:count], data.labels[kept][:count])
+
+
+def one_class_sites() -> list[SimulatedClient]:
+    return [site(f"site-{label}", of_class(label)) for label in range(CLASSES)]
+
+
+class TestRows:
+    """W = [(1, 0), (½, √3/2)], ν = 0.9."""
+
+    def test_loss_and_gradient_as_computed_by_hand(self) -> None:
+        assert spread_loss(PAIR, 0.9).item() == pytest.approx(0.32)
+        found = spread_gradient(PAIR, 0.9)
+        expected = torch.tensor([[0.0, 1.38564], [1.2, -0.69282]], dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    def test_a_step_as_computed_by_hand(self) -> None:
+        after = spread_out(PAIR, 0.1, FedAwSOptions())
+        assert float(after[0] @ after[1]) == pytest.approx(0.24568, abs=1e-5)
+        torch.testing.assert_close(after.norm(dim=1), torch.ones(2))
+
+    def test_the_gradient_is_that_of_the_loss_and_at_right_angles_to_the_rows(self) -> None:
+        rows = torch.nn.functional.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
+        leaf = rows.clone().requires_grad_()
+        spread_loss(torch.nn.functional.normalize(leaf, dim=1), 0.9).backward()
+        found = spread_gradient(rows, 0.9)
+        torch.testing.assert_close(found, leaf.grad)
+        assert float((found * rows).sum(dim=1).abs().max()) < 1e-12
+
+    def test_orthonormal_rows_are_far_enough(self) -> None:
+        rows = torch.eye(5)
+        assert spread_loss(rows, 0.9).item() == 0
+        assert not spread_gradient(rows, 0.9).any()
+
+    def test_equal_rows_stay_equal(self) -> None:
+        rows = torch.tensor([[0.6, 0.8]]).repeat(3, 1)
+        assert spread_loss(rows, 0.9).item() > 0
+        assert float(spread_gradient(rows, 0.9).abs().max()) < 1e-6
+
+    @pytest.mark.parametrize("nearest", [None, 3])
+    def test_one_class_has_nothing_to_keep_away_from(self, nearest: int | None) -> None:
+        row = torch.tensor([[0.6, 0.8]])
+        assert spread_loss(row, 0.9).item() == 0
+        torch.testing.assert_close(spread_out(row, 0.5, FedAwSOptions(nearest=nearest)), row)
+
+    def test_only_the_nearest_rows_push(self) -> None:
+        rows = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]], dtype=torch.float64)
+        found = spread_gradient(rows, 0.9, nearest=1)
+        # 0 and 1 are each other's nearest; 1 is also nearest to 2.
+        torch.testing.assert_close(found[0], 4 * (rows[1] - 0.8 * rows[0]))
+        torch.testing.assert_close(found[2], 2 * (rows[1] + 0.8 * rows[2]))
+
+
+@pytest.mark.parametrize(("cosine", "loss", "slope"), [(0.6, 0.09, -0.6), (0.9, 0.0, 0.0), (0.95, 0.0, 0.0)])
+def test_the_client_s_loss(cosine: float, loss: float, slope: float) -> None:
+    cosines = torch.tensor([cosine], dtype=torch.float64, requires_grad=True)
+    value = positive_loss(cosines, 0.9)
+    value.backward()
+    assert (value.item(), cosines.grad.item()) == (pytest.approx(loss), pytest.approx(slope))
+
+
+def test_the_first_rows_are_orthonormal_or_at_least_unit_and_distinct() -> None:
+    rows = server_half(plan()).initial_state().private["rows"]
+    torch.testing.assert_close(rows @ rows.T, torch.eye(CLASSES))
+    many = plan_for({"name": "fedaws"}, model={"dense_dim": 3})
+    rows = server_half(many).initial_state().private["rows"]
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(CLASSES))
+    assert len(rows.unique(dim=0)) == CLASSES
+
+
+def test_a_client_is_given_its_own_rows_to_train_and_all_rows_to_predict_with() -> None:
+    server = server_half(plan())
+    state, record = server.initial_state(), ClientRecord("a", (0, 3, 0, 2))
+    sent = server.personal(state, record, [record], {})
+    assert sent["classes"].tolist() == [1, 3]
+    assert torch.equal(sent["rows"], state.private["rows"][[1, 3]])
+    assert torch.equal(sent["evaluation_rows"], state.private["rows"])
+    silent = server_half(plan(evaluation_rows=False)).personal(state, record, [record], {})
+    assert silent.keys() == {"classes", "rows"}
+
+
+def test_training_does_not_look_at_the_rows_for_prediction() -> None:
+    client, the_plan = site("a", of_class(1)), plan()
+    task = first_task(the_plan, client)
+    seen, _ = client_half(the_plan).train(task, {}, Workplace(client.train))
+    task.personal.pop("evaluation_rows")
+    blind, _ = client_half(the_plan).train(task, {}, Workplace(client.train))
+    assert_equal(seen.personal | seen.shared, blind.personal | blind.shared)
+    rows = seen.personal["rows"]
+    assert rows[1].norm().item() == pytest.approx(1)
+    assert not rows[[0, 2, 3]].any()
+
+
+def finish(the_plan: Any, counts: tuple[int, ...], rows: Tensor, before: Tensor) -> Tensor:
+    from shared.methods.base import ServerState
+
+    uploads: list[tuple[ClientRecord, Tensors]] = [(ClientRecord("a", counts), {"rows": rows})]
+    state = server_half(the_plan).finish(ServerState({}, {"rows": before}), {}, uploads, [], {})
+    return state.private["rows"]
+
+
+def test_without_spread_rows_are_the_uploaded_ones_and_those_of_absent_clients_stay() -> None:
+    before = torch.eye(CLASSES, 100)
+    uploaded = torch.eye(CLASSES, 100).roll(50, dims=1)
+    after = finish(plan(spread=0.0), (5, 0, 0, 0), uploaded, before)
+    assert torch.equal(after[0], uploaded[0])
+    assert torch.equal(after[1:], before[1:])  # though the upload had rows for them
+
+
+def test_a_class_of_several_clients_has_their_mean_row() -> None:
+    server = server_half(plan(spread=0.0))
+    first, second = torch.eye(CLASSES, 100), torch.eye(CLASSES, 100).roll(1, dims=1)
+    uploads = [(ClientRecord(name, (1, 0, 0, 0)), {"rows": rows}) for name, rows in (("a", first), ("b", second))]
+    state = server.finish(server.initial_state(), {}, uploads, [], {})
+    torch.testing.assert_close(state.private["rows"][0, :2], torch.full((2,), math.sqrt(0.5)))
+
+
+def test_images_of_a_class_without_a_row_do_not_count() -> None:
+    the_plan, two = (
+        plan(),
+        TensorData(
+            *(
+                torch.cat(parts)
+                for parts in zip(*[(d.images, d.labels) for d in (of_class(0, 4), of_class(1, 4))], strict=True)
+            )
+        ),
+    )
+    task = first_task(the_plan, site("a", of_class(0, 4)))  # the coordinator knows of class 0 alone
+    update, _ = client_half(the_plan).train(task, {}, Workplace(two))
+    assert not update.personal["rows"][1:].any()
+    nothing, _ = client_half(the_plan).train(task, {}, Workplace(of_class(1, 4)))
+    assert nothing.report.loss == 0
+    assert_equal(nothing.shared, task.shared)
+
+
+def test_prediction_is_the_nearest_of_all_rows_and_of_its_own_where_it_knows_no_others() -> None:
+    client, images = site("a", of_class(2)), digits(8).images
+    for the_plan, classes in ((plan(), set(range(CLASSES))), (plan(evaluation_rows=False), {2})):
+        task = first_task(the_plan, client)
+        net = FeatureNet(the_plan).eval()
+        net.load_state_dict(task.shared)
+        logits = client_half(the_plan).predictor(task, {}, Runtime())(images)
+        rows = server_half(the_plan).initial_state().private["rows"]
+        torch.testing.assert_close(logits[:, 2], net(images) @ rows[2] / 0.1)
+        assert set(logits.argmax(dim=1).tolist()) <= classes
+        assert torch.all(logits[:, [c for c in range(CLASSES) if c not in classes]] == -10)
+
+
+def test_clients_of_one_class_each_learn_to_tell_classes_apart() -> None:
+    the_plan = plan_for({"name": "fedaws", "spread": 1.0}, training={"lr": 0.5, "epochs": 2})
+    simulation = Simulation(the_plan, one_class_sites())
+    outcomes = [simulation.run_round(evaluate=False) for _ in range(8)]
+    pooled = sum(result.correct for result in simulation.evaluate().values()) / 48
+    assert outcomes[-1].reports["site-0"].loss < outcomes[0].reports["site-0"].loss
+    assert pooled > 0.6

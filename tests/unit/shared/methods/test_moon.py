@@ -1,0 +1,143 @@
+import math
+
+import pytest
+import torch
+from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_for, site
+from torch import Tensor
+
+from lab.simulation import Simulation
+from shared.methods import client_half, server_half
+from shared.methods.base import ServerState, Workplace
+from shared.methods.local import make_sgd, mean_loss
+from shared.methods.moon import MoonModel, build_moon, contrast
+from shared.model import build_single
+from shared.runtime import Runtime
+from shared.seeds import derive_seed
+
+MOON = {"name": "moon", "projection_dim": 8}
+
+
+class TestTheTerm:
+    def test_as_computed_by_hand(self) -> None:
+        """z = z_g = (1, 0), z_p = (0, 1), τ = ½: log(1 + e⁻²)."""
+        z, other = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()
+        assert contrast(z, z, [other], 0.5).item() == pytest.approx(0.1269280110, abs=1e-10)
+
+    def test_an_earlier_model_that_is_the_global_one_gives_log_2_and_no_gradient(self) -> None:
+        z = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+        other = torch.randn(3, 5, dtype=torch.float64)
+        value = contrast(z, other, [other], 0.5)
+        (gradient,) = torch.autograd.grad(value, z)
+        assert value.item() == pytest.approx(math.log(2))
+        assert float(gradient.abs().max()) < 1e-15
+
+    def test_without_earlier_models_it_is_zero_and_so_is_its_gradient(self) -> None:
+        z = torch.randn(3, 5, requires_grad=True)
+        value = contrast(z, torch.randn(3, 5), [], 0.5)
+        assert (value.item(), float(torch.autograd.grad(value, z)[0].abs().max())) == (0, 0)
+
+    def test_several_earlier_models_are_summed(self) -> None:
+        z, other = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()
+        assert contrast(z, z, [other, other], 0.5).item() == pytest.approx(math.log(1 + 2 * math.exp(-2)))
+
+
+def fedavg_on_the_same_net(plan_method: dict[str, object], backbone: str) -> dict[str, Tensor]:
+    """What plain SGD makes of MOON's network in one round."""
+    plan, client = plan_for(plan_method, backbone), site("a", digits())
+    net = build_moon(plan, MoonModel).train()
+    optimizer = make_sgd(net, plan.training)
+    for x, y in client.train.batches(8, derive_seed(plan.seed, "batches", "a", 1, 0)):
+        optimizer.zero_grad()
+        mean_loss(net(x)[0], y).backward()
+        optimizer.step()
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("backbone", ["lenet", NORMED])
+def test_without_weight_on_the_term_it_is_fedavg_to_the_bit(backbone: str) -> None:
+    method = {**MOON, "mu": 0.0}
+    plan, client = plan_for(method, backbone), site("a", digits())
+    earlier = {
+        f"previous.0.{name}": value + 0.1
+        for name, value in server_half(plan).initial_state().shared.items()
+        if value.is_floating_point()
+    }
+    earlier |= {
+        f"previous.0.{name}": value
+        for name, value in server_half(plan).initial_state().shared.items()
+        if not value.is_floating_point()
+    }
+    update, _ = client_half(plan).train(first_task(plan, client), earlier, Workplace(client.train))
+    assert_equal(update.shared, fedavg_on_the_same_net(method, backbone))
+
+
+def test_in_its_first_round_a_client_leaves_the_term_out() -> None:
+    plan, client = plan_for({**MOON, "mu": 5.0}), site("a", digits())
+    update, kept = client_half(plan).train(first_task(plan, client), {}, Workplace(client.train))
+    assert_equal(update.shared, fedavg_on_the_same_net(MOON, "lenet"))
+    assert_equal({name.removeprefix("previous.0."): value for name, value in kept.items()}, update.shared)
+
+
+@pytest.mark.parametrize("backbone", ["lenet", NORMED])
+def test_from_the_second_round_on_the_term_counts_and_moves_no_statistics_of_its_own(backbone: str) -> None:
+    client = site("a", digits())
+    plan, other = plan_for({**MOON, "mu": 5.0}, backbone), plan_for({**MOON, "mu": 0.0}, backbone)
+    task = first_task(plan, client)
+    _, kept = client_half(plan).train(task, {}, Workplace(client.train))
+    pulled, _ = client_half(plan).train(task, kept, Workplace(client.train))
+    free, _ = client_half(other).train(task, kept, Workplace(client.train))
+    assert differ(pulled.shared, free.shared)
+    if backbone == NORMED:
+        counter = "backbone.1.num_batches_tracked"
+        assert pulled.shared[counter].item() == free.shared[counter].item() == 3
+
+
+def test_a_pool_holds_the_newest_models_first() -> None:
+    plan = plan_for({**MOON, "previous_models": 2})
+    simulation = Simulation(plan, [site("a", digits(8))])
+    seen = []
+    for _ in range(3):
+        simulation.run_round(evaluate=False)
+        seen.append(simulation.state.shared)  # alone, a client's model is the global one
+    private = simulation.clients[0].private
+    for number, model in enumerate([seen[2], seen[1]]):
+        assert_equal({name: private[f"previous.{number}.{name}"] for name in model}, model)
+    assert len(private) == 2 * len(seen[0])
+
+
+def test_the_global_model_predicts() -> None:
+    plan = plan_for(MOON)
+    simulation = Simulation(plan, [site("a", digits(8)), site("b", digits(8, 8))])
+    simulation.run_round(evaluate=False)
+    net = build_moon(plan, MoonModel).eval()
+    net.load_state_dict(simulation.state.shared)
+    images = digits(8).images
+    for client in simulation.clients:
+        predictor = simulation.client.predictor(simulation.task(client), client.private, Runtime())
+        assert torch.equal(predictor(images), net(images)[0])
+
+
+def test_the_projection_s_size() -> None:
+    """+391,424 parameters on ResNet18 with 10 classes, as the published code has it."""
+    plan = plan_for({"name": "moon"}, "resnet18", classes=[str(number) for number in range(10)])
+    with torch.device("meta"):
+        more = sum(value.numel() for value in build_moon(plan, MoonModel).parameters())
+        plain = sum(value.numel() for value in build_single(plan).parameters())
+    assert more - plain == 391_424
+
+
+def test_the_backbone_starts_as_every_method_s_does() -> None:
+    plan = plan_for(MOON)
+    moon, single = server_half(plan).initial_state().shared, build_single(plan).state_dict()
+    assert all(torch.equal(moon[name], value) for name, value in single.items() if name.startswith("backbone."))
+
+
+def test_server_momentum_holds_the_model_back_and_then_carries_it_on() -> None:
+    server = server_half(plan_for({**MOON, "server_momentum": 0.5}))
+    others = {"count": torch.tensor([3]), "bn.running_var": torch.tensor([0.5])}
+    state = ServerState({name: value + 1 for name, value in others.items()} | {"w": torch.tensor([4.0])})
+    state = server.finish(state, {"w": torch.tensor([2.0]), **others}, [], [], {})
+    assert state.shared["w"].item() == 3  # 4 − ½ (4 − 2)
+    assert_equal({name: state.shared[name] for name in others}, others)  # statistics are the mean's
+    state = server.finish(state, {"w": torch.tensor([3.0]), **others}, [], [], {})
+    assert state.shared["w"].item() == 2.5  # 3 − (½ × 1 + ½ × 0)

@@ -1,0 +1,140 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_for, site
+from torch import nn
+
+from lab.simulation import Simulation
+from shared.method_options import PFedMeOptions
+from shared.methods import client_half, server_half
+from shared.methods.base import ServerState, Workplace
+from shared.methods.pfedme import PersonalSGD
+from shared.model import build_single
+from shared.runtime import Runtime
+
+
+def one_batch_on_a_quadratic(
+    theta_steps: int, personal_lr: float, decay: float, attraction: float = 15.0, lr: float = 0.005
+) -> tuple[float, float]:
+    """f = ½ (θ − 3)², w = 1: θ and w after one batch."""
+    options = PFedMeOptions(personal_lr=personal_lr, attraction=attraction, inner_steps=theta_steps, decay=decay)
+    theta = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    anchor = torch.ones(1, dtype=torch.float64)
+    optimizer = PersonalSGD([theta], [anchor], options)
+    for _ in range(theta_steps):
+        optimizer.zero_grad()
+        (0.5 * (theta - 3).square().sum()).backward()
+        optimizer.step()
+    optimizer.follow(lr)
+    return theta.item(), anchor.item()
+
+
+class TestTheQuadratic:
+    """f = ½ (θ − 3)², w = 1, λ = 15, η = 0.005."""
+
+    @pytest.mark.parametrize(
+        ("steps", "personal_lr", "decay", "theta", "copy"),
+        [
+            (5, 0.09, 0.0, 1.1270614528, 1.00952960896),
+            (1, 0.09, 1e-3, 1.17991, 1.01349325),
+            (400, 0.05, 0.0, 1.125, 1.009375),  # as good as exact
+        ],
+    )
+    def test_as_computed_by_hand(self, steps: int, personal_lr: float, decay: float, theta: float, copy: float) -> None:
+        assert one_batch_on_a_quadratic(steps, personal_lr, decay) == pytest.approx((theta, copy), abs=1e-11)
+
+    def test_a_strong_attraction_makes_it_plain_sgd_on_the_model(self) -> None:
+        """w' → w − η ∇f(w), here 1 + 2 η."""
+        _, copy = one_batch_on_a_quadratic(200, 1e-7, 0.0, attraction=1e6, lr=1e-3)
+        assert copy == pytest.approx(1 + 2e-3, abs=1e-6)
+
+    def test_no_attraction_freezes_the_model_and_makes_plain_sgd_of_the_personal_one(self) -> None:
+        theta, copy = one_batch_on_a_quadratic(3, 0.1, 0.0, attraction=0.0)
+        assert (theta, copy) == (pytest.approx(3 - 2 * 0.9**3, abs=1e-12), 1.0)
+
+
+def test_without_attraction_the_update_is_the_model_and_what_is_kept_is_plain_sgd() -> None:
+    plan = plan_for({"name": "pfedme", "attraction": 0.0, "decay": 0.0, "inner_steps": 1, "personal_lr": 0.05})
+    client = site("a", digits())
+    task = first_task(plan, client)
+    update, private = client_half(plan).train(task, {}, Workplace(client.train))
+    assert_equal(update.shared, task.shared)
+    plain = plan_for({"name": "fedavg"})
+    expected, _ = client_half(plain).train(task, {}, Workplace(client.train))
+    for name, value in expected.shared.items():
+        torch.testing.assert_close(private[f"personal.{name}"], value)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])
+def test_the_server_mixes_the_old_model_with_the_mean(beta: float) -> None:
+    server = server_half(plan_for({"name": "pfedme", "server_mix": beta}))
+    state = ServerState({"w": torch.tensor([1.0]), "running_mean": torch.tensor([7.0])})
+    mixed = server.finish(state, {"w": torch.tensor([3.0])}, [], [], {})
+    assert mixed.shared["w"].item() == 1 + 2 * beta
+    assert mixed.shared["running_mean"].item() == 7  # not averaged: it is the start of every client's own
+
+
+def test_a_client_predicts_with_its_own_model_and_before_it_has_one_with_the_global_one() -> None:
+    plan, data = plan_for({"name": "pfedme"}), digits(8)
+    simulation = Simulation(plan, [site("a", digits()), site("b", digits(24, 24))])
+    half, client = simulation.client, simulation.clients[0]
+
+    def logits() -> torch.Tensor:
+        return half.predictor(simulation.task(client), client.private, Runtime())(data.images)
+
+    assert torch.equal(logits(), build_single(plan).eval()(data.images))
+    simulation.run_round(evaluate=False)
+    own = build_single(plan).eval()
+    own.load_state_dict({name.removeprefix("personal."): value for name, value in client.private.items()})
+    assert torch.equal(logits(), own(data.images))
+    fresh = half.predictor(simulation.task(client), {}, Runtime())(data.images)  # an agent that lost its folder
+    assert not torch.equal(logits(), fresh)
+
+
+def test_the_published_code_s_prediction_is_the_local_copy() -> None:
+    plan = plan_for({"name": "pfedme", "predict": "local-copy"})
+    client = site("a", digits())
+    task = first_task(plan, client)
+    update, private = client_half(plan).train(task, {}, Workplace(client.train))
+    net = build_single(plan).eval()
+    net.load_state_dict(update.shared)
+    found = client_half(plan).predictor(task, private, Runtime())(digits(8).images)
+    assert torch.equal(found, net(digits(8).images))
+
+
+def test_batchnorm_statistics_stay_at_the_client_and_go_on_from_where_they_were() -> None:
+    plan = plan_for({"name": "pfedme", "inner_steps": 3}, NORMED)
+    simulation = Simulation(plan, [site("a", digits()), site("b", digits(16, 24))])
+    start = simulation.state.shared
+    simulation.run_round(evaluate=False)
+    counters = [client.private["personal.backbone.1.num_batches_tracked"].item() for client in simulation.clients]
+    assert counters == [9, 6]  # three batches and two, each seen three times
+    statistics = [name for name in start if "running" in name or "tracked" in name]
+    assert len(statistics) == 3
+    assert_equal(
+        {name: simulation.state.shared[name] for name in statistics}, {name: start[name] for name in statistics}
+    )
+    simulation.run_round(evaluate=False)
+    assert simulation.clients[0].private["personal.backbone.1.num_batches_tracked"].item() == 18
+
+
+def test_local_rounds_are_batches_whatever_the_number_of_images() -> None:
+    plan = plan_for({"name": "pfedme", "local_rounds": 5})
+    client = site("a", digits())
+    update, _ = client_half(plan).train(first_task(plan, client), {}, Workplace(client.train))
+    assert update.report.batches == 5  # three are an epoch
+
+
+def test_it_learns() -> None:
+    plan = plan_for({"name": "pfedme", "personal_lr": 0.05, "attraction": 5.0}, training={"lr": 0.1})
+    simulation = Simulation(plan, [site("a", digits()), site("b", digits(24, 24))])
+    losses = [simulation.run_round(evaluate=False).reports["a"].loss for _ in range(6)]
+    assert losses[-1] < 0.7 * losses[0]
+    loss_of_theta = F.cross_entropy(
+        simulation.client.predictor(simulation.task(simulation.clients[0]), simulation.clients[0].private, Runtime())(
+            digits().images
+        ),
+        digits().labels,
+    )
+    assert float(loss_of_theta) < losses[0]
+    assert differ(simulation.state.shared, server_half(plan).initial_state().shared)

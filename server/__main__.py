@@ -60,6 +60,12 @@ def serve(
     keep_round_uploads: Annotated[
         int, typer.Option(min=0, help="Finished rounds of each federation whose uploads are kept.")
     ] = 1,
+    root_path: Annotated[
+        str, typer.Option(envvar="DISTRANS_ROOT_PATH", help="Prefix that a proxy serves it under, like /federated.")
+    ] = "",
+    trusted_proxies: Annotated[
+        str, typer.Option(envvar="DISTRANS_TRUSTED_PROXIES", help="Addresses or networks of proxies, with commas.")
+    ] = "",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -67,13 +73,23 @@ def serve(
     from server.serve import Listen, configure_logging
     from server.serve import serve as serve_forever
     from server.service.housekeeping import Retention
-    from server.settings import Settings, find_admin_token
+    from server.settings import (
+        Settings,
+        check_networks,
+        check_root_path,
+        find_admin_token,
+        from_environment,
+        split_list,
+    )
     from server.store.schema import current_version, require_current, upgrade
 
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")
     if log_format not in ("text", "json") or log_level not in ("debug", "info", "warning", "error"):
         raise DistransError("--log-format is text or json; --log-level is debug, info, warning or error.")
+    proxies = split_list(trusted_proxies)
+    check_networks(proxies, "--trusted-proxies")
+    more = from_environment(os.environ) | {"trusted_proxies": proxies, "root_path": check_root_path(root_path)}
     configure_logging(log_format, log_level)
     database = _database(db, data_dir)
     if database.is_sqlite and current_version(database) is None:
@@ -88,6 +104,7 @@ def serve(
         admin_token=token,
         scrape_token=os.environ.get("DISTRANS_SCRAPE_TOKEN"),
         retention=Retention(keep_round_uploads=keep_round_uploads),
+        **more,
     )
     serve_forever(settings, Listen(host, port, workers, tls_cert, tls_key, log_format, log_level))
 

@@ -12,18 +12,20 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from server.api.request_id import RequestIdFilter
 from server.app import create_app
-from server.service.housekeeping import Retention
+from server.protocol import Protocol
 from server.settings import Settings
 from shared.problems import DistransError
 
 # Worker processes are started anew and take the settings from here.
 _ENVIRONMENT = "DISTRANS_SERVE_"
+_settings = TypeAdapter(Settings)
 _TLS_GOODBYE_S = 2.0
 
 
@@ -42,15 +44,9 @@ class Listen:
 
 def serve(settings: Settings, listen: Listen) -> None:
     """Run until SIGTERM or Ctrl-C; requests under way are finished."""
-    for name, value in (
-        ("DB", settings.db_url),
-        ("ADMIN_TOKEN", settings.admin_token),
-        ("SCRAPE_TOKEN", settings.scrape_token or ""),
-        ("KEEP_ROUND_UPLOADS", str(settings.retention.keep_round_uploads)),
-        ("LOG_FORMAT", listen.log_format),
-        ("LOG_LEVEL", listen.log_level),
-    ):
-        os.environ[_ENVIRONMENT + name] = value
+    os.environ[_ENVIRONMENT + "SETTINGS"] = _settings.dump_json(settings).decode()
+    os.environ[_ENVIRONMENT + "LOG_FORMAT"] = listen.log_format
+    os.environ[_ENVIRONMENT + "LOG_LEVEL"] = listen.log_level
     _check_tls(listen)
     config = uvicorn.Config(
         "server.serve:create_worker_app",
@@ -60,9 +56,12 @@ def serve(settings: Settings, listen: Listen) -> None:
         workers=listen.workers,
         ssl_certfile=listen.tls_cert,
         ssl_keyfile=listen.tls_key,
+        http=Protocol,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # the application does it: it has to know what the proxy said
         timeout_graceful_shutdown=30,
         lifespan="on",
         loop="server.serve:Loop",
@@ -116,14 +115,7 @@ def _check_tls(listen: Listen) -> None:
 def create_worker_app() -> FastAPI:
     """The application of one worker process, from the settings that `serve` left in the environment."""
     configure_logging(os.environ[_ENVIRONMENT + "LOG_FORMAT"], os.environ[_ENVIRONMENT + "LOG_LEVEL"])
-    return create_app(
-        Settings(
-            db_url=os.environ[_ENVIRONMENT + "DB"],
-            admin_token=os.environ[_ENVIRONMENT + "ADMIN_TOKEN"],
-            scrape_token=os.environ[_ENVIRONMENT + "SCRAPE_TOKEN"] or None,
-            retention=Retention(keep_round_uploads=int(os.environ[_ENVIRONMENT + "KEEP_ROUND_UPLOADS"])),
-        )
-    )
+    return create_app(_settings.validate_json(os.environ[_ENVIRONMENT + "SETTINGS"]))
 
 
 def configure_logging(log_format: str, level: str) -> None:

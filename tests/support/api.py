@@ -17,11 +17,13 @@ from support.coordinator import ADMIN_TOKEN, Coordinator
 from support.databases import new_postgres_database
 
 from server.app import create_app
+from server.protocol import Protocol
 from server.settings import Settings
 from server.store.schema import upgrade
 from server.store.session import Database
 
 SCRAPE_TOKEN = "a-scrape-token-for-tests"
+QUIET: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "on"}
 
 
 class Api(Coordinator):
@@ -54,7 +56,7 @@ class SocketApi(Api):
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="on"))
+        self._server = uvicorn.Server(uvicorn.Config(self.app, http=Protocol, **QUIET))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True)
 
     def __enter__(self) -> "SocketApi":

@@ -57,6 +57,9 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: clients must show a certificate that one of these has signed.")
+    ] = None,
     keep_round_uploads: Annotated[
         int, typer.Option(min=0, help="Finished rounds of each federation whose uploads are kept.")
     ] = 1,
@@ -82,9 +85,12 @@ def serve(
         split_list,
     )
     from server.store.schema import current_version, require_current, upgrade
+    from server.tls import Tls
 
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")
+    if tls_client_ca is not None and tls_cert is None:
+        raise DistransError("--tls-client-ca needs --tls-cert and --tls-key.")
     if log_format not in ("text", "json") or log_level not in ("debug", "info", "warning", "error"):
         raise DistransError("--log-format is text or json; --log-level is debug, info, warning or error.")
     proxies = split_list(trusted_proxies)
@@ -106,7 +112,8 @@ def serve(
         retention=Retention(keep_round_uploads=keep_round_uploads),
         **more,
     )
-    serve_forever(settings, Listen(host, port, workers, tls_cert, tls_key, log_format, log_level))
+    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
+    serve_forever(settings, Listen(host, port, workers, tls, log_format, log_level))
 
 
 @db_app.command("upgrade")

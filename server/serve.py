@@ -4,10 +4,8 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,6 +19,7 @@ from server.api.request_id import RequestIdFilter
 from server.app import create_app
 from server.protocol import Protocol
 from server.settings import Settings
+from server.tls import Tls
 from shared.problems import DistransError
 
 # Worker processes are started anew and take the settings from here.
@@ -36,8 +35,7 @@ class Listen:
     host: str = "127.0.0.1"
     port: int = 8400
     workers: int = 1
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls: Tls | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -47,15 +45,15 @@ def serve(settings: Settings, listen: Listen) -> None:
     os.environ[_ENVIRONMENT + "SETTINGS"] = _settings.dump_json(settings).decode()
     os.environ[_ENVIRONMENT + "LOG_FORMAT"] = listen.log_format
     os.environ[_ENVIRONMENT + "LOG_LEVEL"] = listen.log_level
-    _check_tls(listen)
+    if listen.tls is not None:
+        listen.tls.check()
     config = uvicorn.Config(
         "server.serve:create_worker_app",
         factory=True,
         host=listen.host,
         port=listen.port,
         workers=listen.workers,
-        ssl_certfile=listen.tls_cert,
-        ssl_keyfile=listen.tls_key,
+        **(listen.tls.options() if listen.tls else {}),
         http=Protocol,
         ws="none",
         access_log=False,
@@ -74,7 +72,7 @@ def serve(settings: Settings, listen: Listen) -> None:
             f"Cannot listen on {listen.host}:{listen.port}.", next_step="Is another program there? Try --port."
         ) from error
     socket.listen(config.backlog)  # from here on connections queue up, also while the workers start
-    scheme = "https" if listen.tls_cert else "http"
+    scheme = "https" if listen.tls else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     server = uvicorn.Server(config)
     # uvicorn passes SIGTERM on once it has stopped: an orderly end, not a death.
@@ -98,18 +96,6 @@ class Loop(asyncio.SelectorEventLoop):
         if options.get("ssl") is not None:
             options["ssl_shutdown_timeout"] = _TLS_GOODBYE_S
         return await super().create_server(*arguments, **options)
-
-
-def _check_tls(listen: Listen) -> None:
-    if listen.tls_cert is None:
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(listen.tls_cert, listen.tls_key)
-    except OSError as error:  # also ssl.SSLError
-        raise DistransError(
-            f"{listen.tls_cert} and {listen.tls_key} cannot be used: {error.strerror or error}.",
-            next_step="Give --tls-cert and --tls-key PEM files that belong together.",
-        ) from error
 
 
 def create_worker_app() -> FastAPI:

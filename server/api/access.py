@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from server.api.proxies import CERTIFICATE
 from server.core.errors import NotAllowed, NotAuthenticated, NotFound, TooMany
 from server.service.context import Actor, Context
 from server.service.enrolment import Identity, authenticate
@@ -50,6 +51,11 @@ Ctx = Annotated[Context, Depends(get_context)]
 def address_of(request: Request) -> str:
     """Where the request comes from; behind a proxy, what the proxy says."""
     return request.client.host if request.client else ""
+
+
+def certificate_of(request: Request) -> str | None:
+    """The fingerprint of the certificate that the caller has shown, to us or to a trusted proxy."""
+    return request.scope.get(CERTIFICATE)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def any_caller(request: Request, ctx: Ctx, credentials: Credentials) -> Caller:
     if is_admin_token(token, address, settings):
         return Caller(Actor("admin", address))
     try:
-        identity = authenticate(ctx, token)
+        identity = authenticate(ctx, token, certificate_of(request))
     except NotAuthenticated:
         request.app.state.throttle.note_failure(address)
         raise

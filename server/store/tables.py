@@ -97,6 +97,7 @@ class Client(Base):
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
     name: Mapped[str] = mapped_column(String(64))
     token_hash: Mapped[str] = mapped_column(String(64))
+    certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
     class_counts: Mapped[str] = mapped_column(Text)
     agent_version: Mapped[str] = mapped_column(String(64))
     device: Mapped[str] = mapped_column(String(64))

@@ -101,6 +101,8 @@ def serve(
     if database.is_sqlite and current_version(database) is None:
         upgrade(database)  # a new embedded coordinator; an existing database is never changed without being asked
     require_current(database)
+    if database.objects is not None:
+        database.objects.check()
     database.close()
     token, new_file = find_admin_token(data_dir, create=True)
     if new_file is not None:
@@ -380,7 +382,7 @@ def _url(db: str | None, data_dir: Path) -> str:
 def _database(db: str | None, data_dir: Path) -> "Database":
     from server.store.session import Database
 
-    database = Database(_url(db, data_dir))
+    database = Database(_url(db, data_dir), os.environ.get("DISTRANS_BLOBS") or None)
     atexit.register(database.close)  # SQLite puts its -wal file away when the last connection closes
     return database
 

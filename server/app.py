@@ -37,7 +37,7 @@ Operators create federations and invite sites; agents poll `/v1/task`, train and
 
 def create_app(settings: Settings) -> FastAPI:
     """The coordinator as an ASGI application; its schema must be current."""
-    db = Database(settings.db_url)
+    db = Database(settings.db_url, settings.blobs)
     require_current(db)
     ctx, heartbeats = Context(db), Heartbeats()
 

@@ -23,6 +23,7 @@ class Settings:
     db_url: str
     admin_token: str = field(repr=False)
     scrape_token: str | None = field(default=None, repr=False)
+    blobs: str | None = None  # s3://bucket/prefix; None: in the database
     retention: Retention = field(default_factory=Retention)
     max_json_bytes: int = 8 * 1024 * 1024
     json_body_s: float = 30.0  # a JSON body has to be there by then
@@ -39,6 +40,7 @@ class Settings:
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """The fields of `Settings` that are set by variables alone, checked."""
     fields: dict[str, Any] = {
+        "blobs": environment.get("DISTRANS_BLOBS") or None,
         "admin_networks": _list(environment, "DISTRANS_ADMIN_NETWORKS"),
         "cors_origins": _list(environment, "DISTRANS_CORS_ORIGINS"),
         "client_certificate_header": environment.get("DISTRANS_CLIENT_CERTIFICATE_HEADER") or None,

@@ -54,7 +54,8 @@ class BlobChunk(Base):
     blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id", ondelete="CASCADE"), primary_key=True)
     start: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     size_bytes: Mapped[int]
-    data: Mapped[bytes] = mapped_column(LargeBinary)
+    data: Mapped[bytes] = mapped_column(LargeBinary)  # empty when the bytes are in an object
+    object_key: Mapped[str | None] = mapped_column(String(80))
 
 
 class Federation(Base):

@@ -127,6 +127,16 @@ def db_upgrade(data_dir: DataDir = _DATA, db: Db = None) -> None:
     out.print(f"The schema is at {after} already." if before == after else f"Schema: {before or 'empty'} → {after}.")
 
 
+@db_app.command("backup")
+def db_backup(
+    file: Annotated[Path, typer.Argument(help="A new file.")], data_dir: DataDir = _DATA, db: Db = None
+) -> None:
+    """Copy the embedded database to a file while the coordinator runs."""
+    from server.store.backup import backup
+
+    out.print(f"Wrote {file}, {backup(_database(db, data_dir), file)} bytes.")
+
+
 @federation_app.command("create")
 def federation_create(
     plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML file.")] = None,

@@ -25,7 +25,13 @@ from server.store.session import Database
 from server.tls import Tls
 
 SCRAPE_TOKEN = "a-scrape-token-for-tests"
-QUIET: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "on"}
+QUIET: dict[str, Any] = {
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "lifespan": "on",
+}
 
 
 class Api(Coordinator):

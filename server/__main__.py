@@ -57,9 +57,18 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: clients must show a certificate that one of these has signed.")
+    ] = None,
     keep_round_uploads: Annotated[
         int, typer.Option(min=0, help="Finished rounds of each federation whose uploads are kept.")
     ] = 1,
+    root_path: Annotated[
+        str, typer.Option(envvar="DISTRANS_ROOT_PATH", help="Prefix that a proxy serves it under, like /federated.")
+    ] = "",
+    trusted_proxies: Annotated[
+        str, typer.Option(envvar="DISTRANS_TRUSTED_PROXIES", help="Addresses or networks of proxies, with commas.")
+    ] = "",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -67,18 +76,33 @@ def serve(
     from server.serve import Listen, configure_logging
     from server.serve import serve as serve_forever
     from server.service.housekeeping import Retention
-    from server.settings import Settings, find_admin_token
+    from server.settings import (
+        Settings,
+        check_networks,
+        check_root_path,
+        find_admin_token,
+        from_environment,
+        split_list,
+    )
     from server.store.schema import current_version, require_current, upgrade
+    from server.tls import Tls
 
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")
+    if tls_client_ca is not None and tls_cert is None:
+        raise DistransError("--tls-client-ca needs --tls-cert and --tls-key.")
     if log_format not in ("text", "json") or log_level not in ("debug", "info", "warning", "error"):
         raise DistransError("--log-format is text or json; --log-level is debug, info, warning or error.")
+    proxies = split_list(trusted_proxies)
+    check_networks(proxies, "--trusted-proxies")
+    more = from_environment(os.environ) | {"trusted_proxies": proxies, "root_path": check_root_path(root_path)}
     configure_logging(log_format, log_level)
     database = _database(db, data_dir)
     if database.is_sqlite and current_version(database) is None:
         upgrade(database)  # a new embedded coordinator; an existing database is never changed without being asked
     require_current(database)
+    if database.objects is not None:
+        database.objects.check()
     database.close()
     token, new_file = find_admin_token(data_dir, create=True)
     if new_file is not None:
@@ -88,8 +112,10 @@ def serve(
         admin_token=token,
         scrape_token=os.environ.get("DISTRANS_SCRAPE_TOKEN"),
         retention=Retention(keep_round_uploads=keep_round_uploads),
+        **more,
     )
-    serve_forever(settings, Listen(host, port, workers, tls_cert, tls_key, log_format, log_level))
+    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
+    serve_forever(settings, Listen(host, port, workers, tls, log_format, log_level))
 
 
 @db_app.command("upgrade")
@@ -99,6 +125,16 @@ def db_upgrade(data_dir: DataDir = _DATA, db: Db = None) -> None:
 
     before, after = upgrade(_database(db, data_dir))
     out.print(f"The schema is at {after} already." if before == after else f"Schema: {before or 'empty'} → {after}.")
+
+
+@db_app.command("backup")
+def db_backup(
+    file: Annotated[Path, typer.Argument(help="A new file.")], data_dir: DataDir = _DATA, db: Db = None
+) -> None:
+    """Copy the embedded database to a file while the coordinator runs."""
+    from server.store.backup import backup
+
+    out.print(f"Wrote {file}, {backup(_database(db, data_dir), file)} bytes.")
 
 
 @federation_app.command("create")
@@ -356,7 +392,7 @@ def _url(db: str | None, data_dir: Path) -> str:
 def _database(db: str | None, data_dir: Path) -> "Database":
     from server.store.session import Database
 
-    database = Database(_url(db, data_dir))
+    database = Database(_url(db, data_dir), os.environ.get("DISTRANS_BLOBS") or None)
     atexit.register(database.close)  # SQLite puts its -wal file away when the last connection closes
     return database
 

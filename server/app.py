@@ -9,12 +9,16 @@ from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from server.api import clients, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
+from server.api.headers import SecurityHeaders
 from server.api.news import News
+from server.api.proxies import Proxies
 from server.api.request_id import RequestIds
+from server.api.request_limits import RequestLimits
 from server.api.streaming import Stalled
 from server.service.context import Context
 from server.service.housekeeping import Heartbeats
@@ -33,7 +37,7 @@ Operators create federations and invite sites; agents poll `/v1/task`, train and
 
 def create_app(settings: Settings) -> FastAPI:
     """The coordinator as an ASGI application; its schema must be current."""
-    db = Database(settings.db_url)
+    db = Database(settings.db_url, settings.blobs)
     require_current(db)
     ctx, heartbeats = Context(db), Heartbeats()
 
@@ -60,11 +64,34 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(operations.router)
     for module in (clients, federations, rounds):
         app.include_router(module.router, responses=errors.problem_responses(503))
-    app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes)
-    app.add_middleware(errors.LastResort)
-    app.add_middleware(RequestIds)
+    _add_middleware(app, settings)
     _describe_problems(app)
     return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """The last one added is the first to see a request."""
+    app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes, max_s=settings.json_body_s)
+    app.add_middleware(
+        RequestLimits, requests_per_s=settings.requests_per_s, uploads_per_client=settings.uploads_per_client
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["ETag", "Retry-After", "X-Request-ID"],
+        )
+    app.add_middleware(errors.LastResort)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(RequestIds)
+    app.add_middleware(
+        Proxies,
+        trusted=settings.trusted_proxies,
+        certificate_header=settings.client_certificate_header,
+        root_path=settings.root_path,
+    )
 
 
 def _describe_problems(app: FastAPI) -> None:

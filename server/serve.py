@@ -4,26 +4,27 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from server.api.request_id import RequestIdFilter
 from server.app import create_app
-from server.service.housekeeping import Retention
+from server.protocol import Protocol
 from server.settings import Settings
+from server.tls import Tls
 from shared.problems import DistransError
 
 # Worker processes are started anew and take the settings from here.
 _ENVIRONMENT = "DISTRANS_SERVE_"
+_settings = TypeAdapter(Settings)
 _TLS_GOODBYE_S = 2.0
 
 
@@ -34,35 +35,31 @@ class Listen:
     host: str = "127.0.0.1"
     port: int = 8400
     workers: int = 1
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls: Tls | None = None
     log_format: str = "text"
     log_level: str = "info"
 
 
 def serve(settings: Settings, listen: Listen) -> None:
     """Run until SIGTERM or Ctrl-C; requests under way are finished."""
-    for name, value in (
-        ("DB", settings.db_url),
-        ("ADMIN_TOKEN", settings.admin_token),
-        ("SCRAPE_TOKEN", settings.scrape_token or ""),
-        ("KEEP_ROUND_UPLOADS", str(settings.retention.keep_round_uploads)),
-        ("LOG_FORMAT", listen.log_format),
-        ("LOG_LEVEL", listen.log_level),
-    ):
-        os.environ[_ENVIRONMENT + name] = value
-    _check_tls(listen)
+    os.environ[_ENVIRONMENT + "SETTINGS"] = _settings.dump_json(settings).decode()
+    os.environ[_ENVIRONMENT + "LOG_FORMAT"] = listen.log_format
+    os.environ[_ENVIRONMENT + "LOG_LEVEL"] = listen.log_level
+    if listen.tls is not None:
+        listen.tls.check()
     config = uvicorn.Config(
         "server.serve:create_worker_app",
         factory=True,
         host=listen.host,
         port=listen.port,
         workers=listen.workers,
-        ssl_certfile=listen.tls_cert,
-        ssl_keyfile=listen.tls_key,
+        **(listen.tls.options() if listen.tls else {}),
+        http=Protocol,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # the application does it: it has to know what the proxy said
         timeout_graceful_shutdown=30,
         lifespan="on",
         loop="server.serve:Loop",
@@ -75,7 +72,7 @@ def serve(settings: Settings, listen: Listen) -> None:
             f"Cannot listen on {listen.host}:{listen.port}.", next_step="Is another program there? Try --port."
         ) from error
     socket.listen(config.backlog)  # from here on connections queue up, also while the workers start
-    scheme = "https" if listen.tls_cert else "http"
+    scheme = "https" if listen.tls else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     server = uvicorn.Server(config)
     # uvicorn passes SIGTERM on once it has stopped: an orderly end, not a death.
@@ -101,29 +98,10 @@ class Loop(asyncio.SelectorEventLoop):
         return await super().create_server(*arguments, **options)
 
 
-def _check_tls(listen: Listen) -> None:
-    if listen.tls_cert is None:
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(listen.tls_cert, listen.tls_key)
-    except OSError as error:  # also ssl.SSLError
-        raise DistransError(
-            f"{listen.tls_cert} and {listen.tls_key} cannot be used: {error.strerror or error}.",
-            next_step="Give --tls-cert and --tls-key PEM files that belong together.",
-        ) from error
-
-
 def create_worker_app() -> FastAPI:
     """The application of one worker process, from the settings that `serve` left in the environment."""
     configure_logging(os.environ[_ENVIRONMENT + "LOG_FORMAT"], os.environ[_ENVIRONMENT + "LOG_LEVEL"])
-    return create_app(
-        Settings(
-            db_url=os.environ[_ENVIRONMENT + "DB"],
-            admin_token=os.environ[_ENVIRONMENT + "ADMIN_TOKEN"],
-            scrape_token=os.environ[_ENVIRONMENT + "SCRAPE_TOKEN"] or None,
-            retention=Retention(keep_round_uploads=int(os.environ[_ENVIRONMENT + "KEEP_ROUND_UPLOADS"])),
-        )
-    )
+    return create_app(_settings.validate_json(os.environ[_ENVIRONMENT + "SETTINGS"]))
 
 
 def configure_logging(log_format: str, level: str) -> None:

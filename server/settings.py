@@ -1,8 +1,11 @@
 """The settings of one coordinator process, built by the command line and passed to `create_app`."""
 
+import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from server.service.housekeeping import Retention
 from server.service.tokens import new_secret
@@ -20,9 +23,66 @@ class Settings:
     db_url: str
     admin_token: str = field(repr=False)
     scrape_token: str | None = field(default=None, repr=False)
+    blobs: str | None = None  # s3://bucket/prefix; None: in the database
     retention: Retention = field(default_factory=Retention)
     max_json_bytes: int = 8 * 1024 * 1024
+    json_body_s: float = 30.0  # a JSON body has to be there by then
+    requests_per_s: float = 100.0  # of one token, in each process; 0: any number
+    uploads_per_client: int = 4  # under way in each process; 0: any number
+    admin_networks: tuple[str, ...] = ()  # where the admin token is taken from; none: anywhere
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks that may say whom they speak for
+    client_certificate_header: str | None = None  # where trusted proxies put the caller's certificate
+    root_path: str = ""  # the prefix that a proxy serves the coordinator under
+    cors_origins: tuple[str, ...] = ()  # web pages of other hosts that may call
     poll_interval_s: float = 0.25  # how soon a change made by another replica is seen
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of `Settings` that are set by variables alone, checked."""
+    fields: dict[str, Any] = {
+        "blobs": environment.get("DISTRANS_BLOBS") or None,
+        "admin_networks": _list(environment, "DISTRANS_ADMIN_NETWORKS"),
+        "cors_origins": _list(environment, "DISTRANS_CORS_ORIGINS"),
+        "client_certificate_header": environment.get("DISTRANS_CLIENT_CERTIFICATE_HEADER") or None,
+    }
+    check_networks(fields["admin_networks"], "DISTRANS_ADMIN_NETWORKS")
+    for name, kind in (("requests_per_s", float), ("uploads_per_client", int)):
+        variable = f"DISTRANS_{name.upper()}"
+        if text := environment.get(variable):
+            try:
+                fields[name] = kind(text)
+            except ValueError as error:
+                raise DistransError(f"{variable} is {text!r}, which is no number.") from error
+            if not 0 <= fields[name] < 1e9:  # also what is not a number
+                raise DistransError(f"{variable} is {text!r}; it has to be 0, for no limit, or more.")
+    return fields
+
+
+def _list(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    return split_list(environment.get(variable, ""))
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def check_networks(networks: tuple[str, ...], where: str) -> None:
+    """Addresses and networks, or an error that names the first that is neither."""
+    for network in networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise DistransError(
+                f"{where}: {network!r} is no address and no network.", next_step="For example 10.0.0.0/8,192.0.2.7"
+            ) from error
+
+
+def check_root_path(path: str) -> str:
+    """A prefix like /federated, without the slash at its end."""
+    if path and not path.startswith("/"):
+        raise DistransError(f"--root-path {path!r} does not begin with a slash.")
+    return path.rstrip("/")
 
 
 def default_db_url(data_dir: Path = DEFAULT_DATA_DIR) -> str:

@@ -6,12 +6,13 @@ import time
 
 from server.service.aggregation import Aggregator
 from server.service.context import Context
-from server.service.housekeeping import Heartbeats, Retention, clean, pass_deadlines
+from server.service.housekeeping import Heartbeats, Retention, clean, collect_objects, pass_deadlines
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.5
 _HEARTBEAT_S = 2.0
 _CLEAN_S = 30.0
+_COLLECT_OBJECTS_S = 3600.0  # all objects are listed for it
 
 
 class Worker:
@@ -45,6 +46,8 @@ class Worker:
                     self._heartbeats.flush(self._ctx)
                 if self._is_time("clean", _CLEAN_S):
                     clean(self._ctx, self._retention)
+                if self._is_time("objects", _COLLECT_OBJECTS_S):
+                    collect_objects(self._ctx, self._retention)
             except Exception:  # the thread must outlive a database that is away for a while
                 logger.exception("the background worker failed; trying again")
             self._ctx.db.work.wait(_TICK_S)

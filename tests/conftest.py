@@ -16,4 +16,4 @@ def _seeded_torch() -> None:
     torch.manual_seed(0)
 
 
-pytest_plugins = ["support.databases"]
+pytest_plugins = ["support.databases", "support.objects"]

@@ -1,6 +1,7 @@
 """Who is calling: the admin, a client, or nobody we know."""
 
 import hmac
+import ipaddress
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from server.api.proxies import CERTIFICATE
 from server.core.errors import NotAllowed, NotAuthenticated, NotFound, TooMany
 from server.service.context import Actor, Context
 from server.service.enrolment import Identity, authenticate
@@ -51,6 +53,11 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def certificate_of(request: Request) -> str | None:
+    """The fingerprint of the certificate that the caller has shown, to us or to a trusted proxy."""
+    return request.scope.get(CERTIFICATE)
+
+
 @dataclass(frozen=True)
 class Caller:
     """The admin, or a client."""
@@ -73,15 +80,38 @@ def bearer(credentials: Credentials) -> str:
     return credentials.credentials
 
 
+def is_admin_token(token: str, address: str, settings: Settings) -> bool:
+    """Whether it is; one that comes from outside the networks that it is taken from is refused."""
+    if not hmac.compare_digest(token.encode(), settings.admin_token.encode()):
+        return False
+    if settings.admin_networks and not _is_within(address, settings.admin_networks):
+        raise NotAllowed(
+            "admin-network",
+            f"The admin token is not taken from {address or 'this address'}.",
+            next_step="Call from one of the operator's networks (DISTRANS_ADMIN_NETWORKS).",
+        )
+    return True
+
+
+def _is_within(address: str, networks: tuple[str, ...]) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in ipaddress.ip_network(network) for network in networks)
+
+
 def any_caller(request: Request, ctx: Ctx, credentials: Credentials) -> Caller:
     """The admin or an active client."""
     token = bearer(credentials)
     settings: Settings = request.app.state.settings
     address = address_of(request)
-    if hmac.compare_digest(token.encode(), settings.admin_token.encode()):
+    if is_admin_token(token, address, settings):
         return Caller(Actor("admin", address))
     try:
-        identity = authenticate(ctx, token)
+        identity = authenticate(ctx, token, certificate_of(request))
     except NotAuthenticated:
         request.app.state.throttle.note_failure(address)
         raise

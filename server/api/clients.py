@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request
 
-from server.api.access import AnyCaller, ClientIdentity, Credentials, Ctx, address_of, bearer
+from server.api.access import AnyCaller, ClientIdentity, Credentials, Ctx, address_of, bearer, certificate_of
 from server.api.errors import problem_responses
 from server.core.errors import NotAuthenticated
 from server.service import enrolment
@@ -27,7 +27,7 @@ def preview(request: Request, ctx: Ctx, credentials: Credentials) -> FederationP
 def join(request: Request, ctx: Ctx, credentials: Credentials, body: JoinRequest) -> JoinAnswer:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
     try:
-        return enrolment.join(ctx, bearer(credentials), body, address_of(request))
+        return enrolment.join(ctx, bearer(credentials), body, address_of(request), certificate_of(request))
     except NotAuthenticated:
         request.app.state.throttle.note_failure(address_of(request))
         raise

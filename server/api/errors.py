@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.request_id import current_request_id
 from server.core import errors
 from server.service.uploads import OffsetMismatch
+from server.store.objects import ObjectStoreError
 from shared.problems import DistransError
 from shared.schemas import Problem
 
@@ -107,6 +108,17 @@ def install(app: FastAPI) -> None:
         # For example a NUL character, which PostgreSQL's texts cannot hold.
         return problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, "unusable-value", "The request holds a value that the database cannot."
+        )
+
+    @app.exception_handler(ObjectStoreError)
+    def objects_away(_request: Request, error: ObjectStoreError) -> JSONResponse:
+        logger.error("%s", error)  # it may name the bucket, which is nobody else's business
+        return problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "object-store-unavailable",
+            "The coordinator cannot reach its object store.",
+            next_step="Try again soon.",
+            headers={"Retry-After": "5"},
         )
 
     @app.exception_handler(SQLAlchemyError)

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select, text
 
-from server.api.access import Credentials, Ctx, address_of, bearer
+from server.api.access import Credentials, Ctx, address_of, bearer, is_admin_token
 from server.api.errors import problem, problem_responses
 from server.core.errors import NotAuthenticated
 from server.service.context import Context
@@ -37,14 +37,13 @@ def readyz(request: Request, ctx: Ctx) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 429, 503))
+@router.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 403, 429, 503))
 def metrics(request: Request, ctx: Ctx, credentials: Credentials) -> Response:
     """Figures for Prometheus, read from the database; with the admin or the scrape token."""
-    token = bearer(credentials).encode()
-    settings = request.app.state.settings
-    accepted = [settings.admin_token, *([settings.scrape_token] if settings.scrape_token else [])]
-    if not any([hmac.compare_digest(token, known.encode()) for known in accepted]):  # noqa: C419 - compare with all
-        request.app.state.throttle.note_failure(address_of(request))
+    token, address, settings = bearer(credentials), address_of(request), request.app.state.settings
+    is_scraper = bool(settings.scrape_token) and hmac.compare_digest(token.encode(), settings.scrape_token.encode())
+    if not is_scraper and not is_admin_token(token, address, settings):
+        request.app.state.throttle.note_failure(address)
         raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Use the admin or scrape token.")
     registry = CollectorRegistry()
     registry.register(_DatabaseFigures(ctx))
@@ -52,9 +51,9 @@ def metrics(request: Request, ctx: Ctx, credentials: Credentials) -> Response:
 
 
 @router.get("/", include_in_schema=False)
-def root() -> RedirectResponse:
+def root(request: Request) -> RedirectResponse:
     """The description of the API."""
-    return RedirectResponse("/docs")
+    return RedirectResponse(request.scope.get("root_path", "") + "/docs")
 
 
 class _DatabaseFigures(Collector):

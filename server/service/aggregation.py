@@ -20,6 +20,7 @@ from server.service.context import Context, facts_of, half_of, load_roster
 from server.service.history import pooled_accuracy
 from server.service.progress import advance, fail_round
 from server.store import blobs
+from server.store.objects import ObjectStoreError
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Round, Update
 from shared.methods.base import ClientRecord, ServerState, Tensors
@@ -55,8 +56,8 @@ class Aggregator:
                 worked |= self._step_round(round_id, state)
             except LeaseLost:
                 self._folds.pop(round_id, None)
-            except SQLAlchemyError:
-                logger.exception("the database failed during aggregation; trying again")
+            except (SQLAlchemyError, ObjectStoreError):
+                logger.exception("the storage failed during aggregation; trying again")
             except Exception as error:  # a round that cannot be aggregated must not look like a slow one
                 logger.exception("aggregation failed")
                 self._fail(round_id, f"aggregation failed: {type(error).__name__}: {error}")

@@ -75,8 +75,10 @@ def preview(ctx: Context, invite_token: str) -> FederationPlanAnswer:
         return FederationPlanAnswer(federation=federation.name, plan=plan_of(federation.plan))
 
 
-def join(ctx: Context, invite_token: str, request: JoinRequest, address: str = "") -> JoinAnswer:
-    """Enrol a site and use the invite up."""
+def join(
+    ctx: Context, invite_token: str, request: JoinRequest, address: str = "", certificate: str | None = None
+) -> JoinAnswer:
+    """Enrol a site and use the invite up; a certificate that it has shown is its own from now on."""
     now, client_id = ctx.clock(), uuid.uuid4().hex
     token = tokens.new_token("client", client_id)
     try:
@@ -91,6 +93,7 @@ def join(ctx: Context, invite_token: str, request: JoinRequest, address: str = "
                     federation_id=federation.id,
                     name=request.name,
                     token_hash=token.hash,
+                    certificate=certificate,
                     class_counts=_ordered_counts(federation, request.class_counts),
                     agent_version=request.agent_version,
                     device=request.device,
@@ -129,8 +132,8 @@ def _ordered_counts(federation: Federation, counts: dict[str, int]) -> str:
     return json.dumps(ordered, separators=(",", ":"))
 
 
-def authenticate(ctx: Context, text: str) -> Identity:
-    """The client behind a token; a revoked one is told so."""
+def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Identity:
+    """The client behind a token; a revoked one is told so, and so is one that shows another's certificate."""
     parts = tokens.split_token("client", text)
     if parts is not None:
         with ctx.db.read() as session:
@@ -139,8 +142,29 @@ def authenticate(ctx: Context, text: str) -> Identity:
         if row is not None and tokens.matches(parts[1], row[0].token_hash):
             client, federation_name = row
             refuse_ended(client)
+            if client.certificate is None and certificate is not None:
+                client = _bind(ctx, client.id, certificate)
+            if client.certificate != certificate:
+                raise NotAllowed(
+                    "wrong-certificate",
+                    "This client's token belongs to another certificate than the one that was shown.",
+                    next_step="Show the one that it joined with, or have the operator rotate the client's token.",
+                )
             return Identity(client.id, client.name, client.federation_id, federation_name)
     raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+
+
+def _bind(ctx: Context, client_id: str, certificate: str) -> Client:
+    """A client without a certificate, or whose token was rotated, is bound to the first one that it shows."""
+    with ctx.db.write() as session:
+        client = session.get_one(Client, client_id, with_for_update=LOCK)
+        if client.certificate is None:  # else another request was first
+            client.certificate = certificate
+            federation = session.get_one(Federation, client.federation_id)
+            record(
+                session, ctx, Actor(f"client:{client.name}"), "client.bind", federation.name, certificate=certificate
+            )
+        return client
 
 
 def refuse_ended(client: Client) -> None:
@@ -214,7 +238,7 @@ def rotate(ctx: Context, actor: Actor, federation_name: str, client: str) -> Tok
         row = session.get_one(Client, client_id, with_for_update=LOCK)
         if row.state != "active":
             raise Conflict("client-not-active", f"Client {row.name!r} is {row.state}.")
-        row.token_hash = token.hash
+        row.token_hash, row.certificate = token.hash, None  # the next certificate that comes with it is its own
         record(session, ctx, actor, "client.rotate", federation_name, client=row.name)
     return TokenAnswer(client_id=client_id, token=token.text)
 

@@ -144,6 +144,11 @@ def _drop_personals(ctx: Context) -> int:
         return len(rows)
 
 
+def collect_objects(ctx: Context, retention: Retention) -> int:
+    """Objects that a crash left without a row that refers to them; how many."""
+    return blobs.collect_objects(ctx.db, ctx.clock() - retention.garbage_s)
+
+
 def _collect(ctx: Context, retention: Retention) -> int:
     """Blobs that a crash left without anything that refers to them."""
     columns = [Model.blob_id, Model.private_blob_id, Update.blob_id, Transfer.blob_id, Personal.blob_id]

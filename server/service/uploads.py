@@ -67,7 +67,7 @@ class Upload:
             if not self._repeat:
                 _refuse_closed(session, round_)
                 transfer = _new_transfer(session, ctx, identity, round_id, resumable=False, length=length or 0)
-                self._transfer_id = transfer.id
+                self._transfer_id, self._blob_id = transfer.id, transfer.blob_id
 
     def feed(self, data: bytes) -> None:
         """Check and store the next bytes."""
@@ -78,11 +78,12 @@ class Upload:
         if self._transfer_id is None:
             return
         _check(partial(self._checker.feed, data))
+        pieces = blobs.stage(self._ctx.db, self._blob_id, data)
         with self._ctx.db.write() as session:
             transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
             if transfer is None:
                 raise _replaced()
-            blobs.append(session, transfer.blob_id, data)
+            blobs.append(session, transfer.blob_id, pieces)
             transfer.last_byte_at = self._ctx.clock()
 
     def finish(self) -> UpdateReceipt:
@@ -126,7 +127,7 @@ class UploadPart:
                 if offset != 0:
                     raise OffsetMismatch(0)
                 found = _new_transfer(session, ctx, identity, round_id, resumable=True, length=length, digest=digest)
-            self._transfer_id = found.id
+            self._transfer_id, self._blob_id = found.id, found.blob_id
             stored = session.get_one(Blob, found.blob_id).size_bytes
             if stored != offset:
                 raise OffsetMismatch(stored)
@@ -138,6 +139,7 @@ class UploadPart:
             return
         if self._position + len(data) > self._length:
             raise InvalidInput("too-many-bytes", f"More bytes than the Upload-Length of {self._length}.")
+        pieces = blobs.stage(self._ctx.db, self._blob_id, data)
         with self._ctx.db.write() as session:
             transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
             if transfer is None:
@@ -145,7 +147,7 @@ class UploadPart:
             stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
             if stored != self._position:  # another request is appending to the same upload
                 raise OffsetMismatch(stored)
-            self._position = blobs.append(session, transfer.blob_id, data)
+            self._position = blobs.append(session, transfer.blob_id, pieces)
             transfer.last_byte_at = self._ctx.clock()
 
     def finish(self) -> UpdateReceipt | UploadStatus:

@@ -1,16 +1,32 @@
-"""Bytes in SQL, in chunks: written and read piece by piece, so that few have to hold a whole model."""
+"""Bytes in chunks, written and read piece by piece, so that few have to hold a whole model.
+
+The chunks are rows; their bytes are in the rows too, or in an object store when one is configured. An object is written
+before the row that refers to it and removed after that row is gone: a crash in between leaves an object that nothing
+refers to, never a row without its bytes. `collect_objects` removes such objects.
+"""
 
 import hashlib
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from server.store.session import LOCK, Database
+from server.store.objects import ObjectStoreError
+from server.store.session import DEAD_OBJECTS, LOCK, Database
 from server.store.tables import Blob, BlobChunk
 
 CHUNK_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that are ready to be referred to: in an object, or in memory."""
+
+    size_bytes: int
+    data: bytes
+    object_key: str | None
 
 
 def begin_blob(session: Session, now: float) -> str:
@@ -21,13 +37,28 @@ def begin_blob(session: Session, now: float) -> str:
     return blob.id
 
 
-def append(session: Session, blob_id: str, data: bytes) -> int:
+def stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
+    """Bring bytes to where they are kept; call it outside of the transaction that appends them."""
+    parts = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
+    if db.objects is None:
+        return [Piece(len(part), part, None) for part in parts]
+    return [Piece(len(part), b"", db.objects.put(blob_id, part)) for part in parts]
+
+
+def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
     """Add bytes at the end of a blob that is being written; its new size."""
     blob = session.get_one(Blob, blob_id, with_for_update=LOCK)
-    for begin in range(0, len(data), CHUNK_BYTES):
-        piece = data[begin : begin + CHUNK_BYTES]
-        session.add(BlobChunk(blob_id=blob_id, start=blob.size_bytes, size_bytes=len(piece), data=piece))
-        blob.size_bytes += len(piece)
+    for piece in pieces:
+        session.add(
+            BlobChunk(
+                blob_id=blob_id,
+                start=blob.size_bytes,
+                size_bytes=piece.size_bytes,
+                data=piece.data,
+                object_key=piece.object_key,
+            )
+        )
+        blob.size_bytes += piece.size_bytes
     return blob.size_bytes
 
 
@@ -40,6 +71,8 @@ def seal(session: Session, blob_id: str, digest: str) -> Blob:
 
 def drop(session: Session, blob_id: str) -> None:
     """Remove a blob that nothing refers to any more."""
+    keys = select(BlobChunk.object_key).where(BlobChunk.blob_id == blob_id, BlobChunk.object_key.is_not(None))
+    session.info.setdefault(DEAD_OBJECTS, []).extend(session.execute(keys).scalars())
     session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id))
     session.execute(delete(Blob).where(Blob.id == blob_id))
 
@@ -49,8 +82,9 @@ def store(db: Database, data: bytes, now: float) -> str:
     with db.write() as session:
         blob_id = begin_blob(session, now)
     for begin in range(0, len(data), CHUNK_BYTES):
+        pieces = stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
         with db.write() as session:
-            append(session, blob_id, data[begin : begin + CHUNK_BYTES])
+            append(session, blob_id, pieces)
     with db.write() as session:
         seal(session, blob_id, hashlib.sha256(data).hexdigest())
     return blob_id
@@ -58,19 +92,48 @@ def store(db: Database, data: bytes, now: float) -> str:
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
     """The bytes from `begin` up to `end`, one chunk in memory at a time."""
-    wanted = select(BlobChunk.start).where(BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin)
+    wanted = select(BlobChunk.start, BlobChunk.size_bytes, BlobChunk.object_key).where(
+        BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin
+    )
     if end is not None:
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
-        starts = list(session.execute(wanted.order_by(BlobChunk.start)).scalars())
-    for start in starts:
+        chunks = session.execute(wanted.order_by(BlobChunk.start)).all()
+    for start, size, key in chunks:
+        first, last = max(begin - start, 0), size if end is None else min(end - start, size)
+        if key is not None:
+            yield _from_object(db, key, first, last)
+            continue
         with db.read() as session:
             data = session.execute(
                 select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
             ).scalar_one()
-        yield data[max(begin - start, 0) : None if end is None else end - start]
+        yield data[first:last]
+
+
+def _from_object(db: Database, key: str, begin: int, end: int) -> bytes:
+    if db.objects is None:
+        raise ObjectStoreError(
+            "Tensors of this coordinator are in an object store that it was not told of.",
+            next_step="Set DISTRANS_BLOBS to the address that they were written to.",
+        )
+    return db.objects.get(key, begin, end)
 
 
 def read_all(db: Database, blob_id: str) -> bytes:
     """A whole blob in memory; for one at a time."""
     return b"".join(read(db, blob_id))
+
+
+def collect_objects(db: Database, before: float) -> int:
+    """Remove objects that nothing refers to and that were written before a moment; how many."""
+    removed = 0
+    for keys in db.objects.older_than(before) if db.objects is not None else ():
+        blob_ids = {key.partition("/")[0] for key in keys}
+        with db.read() as session:
+            chunks = select(BlobChunk.object_key).where(BlobChunk.blob_id.in_(blob_ids))
+            dead = sorted(set(keys) - set(session.execute(chunks).scalars()))
+        if db.objects is not None:
+            db.objects.delete(dead)
+        removed += len(dead)
+    return removed

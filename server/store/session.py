@@ -1,5 +1,6 @@
 """Transactions on SQLite and PostgreSQL: `read` for looking, `write` for one short change."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
+from server.store.objects import Objects, ObjectStoreError
 from shared.problems import DistransError
 
 _BUSY_TIMEOUT_MS = 60_000
 # FOR NO KEY UPDATE: locks a row without standing in the way of foreign keys that point to it, which could deadlock.
 LOCK: dict[str, bool] = {"key_share": True}
 _POOL_SIZE, _POOL_OVERFLOW = 10, 30
+DEAD_OBJECTS = "dead_objects"  # in a session's info: keys of objects to remove once it is committed
+logger = logging.getLogger(__name__)
 
 
 class DatabaseError(DistransError):
@@ -28,7 +32,7 @@ class DatabaseError(DistransError):
 class Database:
     """One engine. SQLite takes one writer at a time; a lock makes this process' writers queue up fairly."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, blobs: str | None = None) -> None:
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
@@ -44,6 +48,7 @@ class Database:
             raise DatabaseError(f"{parsed.get_backend_name()} is not supported.", next_step="Use SQLite or PostgreSQL.")
         self.url = parsed = parsed.set(drivername=driver)
         self.is_sqlite = driver == "sqlite"
+        self.objects = Objects(blobs) if blobs else None  # None: the bytes of blobs are in the database
         self._writing = threading.Lock()
         self.work = threading.Event()  # set after a commit that leaves something for the background worker
         if self.is_sqlite:
@@ -83,6 +88,16 @@ class Database:
                 yield session
         if session.info.get("wake"):
             self.work.set()
+        self._delete_objects(session.info.get(DEAD_OBJECTS, []))
+
+    def _delete_objects(self, keys: list[str]) -> None:
+        """What the transaction let go; an object that cannot be removed now is garbage, and will be collected."""
+        if self.objects is None or not keys:
+            return
+        try:
+            self.objects.delete(keys)
+        except ObjectStoreError as error:
+            logger.warning("%s", error)
 
     def close(self) -> None:
         """Give the connections back."""

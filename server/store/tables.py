@@ -54,7 +54,8 @@ class BlobChunk(Base):
     blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id", ondelete="CASCADE"), primary_key=True)
     start: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     size_bytes: Mapped[int]
-    data: Mapped[bytes] = mapped_column(LargeBinary)
+    data: Mapped[bytes] = mapped_column(LargeBinary)  # empty when the bytes are in an object
+    object_key: Mapped[str | None] = mapped_column(String(80))
 
 
 class Federation(Base):
@@ -97,6 +98,7 @@ class Client(Base):
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
     name: Mapped[str] = mapped_column(String(64))
     token_hash: Mapped[str] = mapped_column(String(64))
+    certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
     class_counts: Mapped[str] = mapped_column(Text)
     agent_version: Mapped[str] = mapped_column(String(64))
     device: Mapped[str] = mapped_column(String(64))

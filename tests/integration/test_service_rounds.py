@@ -883,11 +883,11 @@ class TestSchema:
         self, empty_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A release with one more migration, as the next one will be."""
-        schema.upgrade(empty_db)
+        _, current = schema.upgrade(empty_db)
         folder = tmp_path / "migrations"
         shutil.copytree(str(schema._config().get_main_option("script_location")), folder)
         (folder / "versions" / "9999_next.py").write_text(
-            'from alembic import op\nrevision = "9999"\ndown_revision = "0001"\n'
+            f'from alembic import op\nrevision = "9999"\ndown_revision = "{current}"\n'
             'def upgrade():\n    op.execute("CREATE TABLE next_release (id INTEGER)")\n'
         )
         config = Config()
@@ -895,8 +895,10 @@ class TestSchema:
         monkeypatch.setattr(schema, "_config", lambda: config)
         with pytest.raises(DatabaseError) as caught:
             schema.require_current(empty_db)
-        assert str(caught.value) == "The database has schema 0001, older than 9999. Run: distrans-server db upgrade"
-        assert schema.upgrade(empty_db) == ("0001", "9999")
+        assert (
+            str(caught.value) == f"The database has schema {current}, older than 9999. Run: distrans-server db upgrade"
+        )
+        assert schema.upgrade(empty_db) == (current, "9999")
         schema.require_current(empty_db)
 
     def test_of_the_migrations_is_the_schema_of_the_tables(self, empty_db: Database) -> None:

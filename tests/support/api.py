@@ -1,6 +1,7 @@
 """A coordinator inside the test process: through its ASGI interface, or on a real socket."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,20 @@ from support.coordinator import ADMIN_TOKEN, Coordinator
 from support.databases import new_postgres_database
 
 from server.app import create_app
+from server.protocol import Protocol
 from server.settings import Settings
 from server.store.schema import upgrade
 from server.store.session import Database
+from server.tls import Tls
 
 SCRAPE_TOKEN = "a-scrape-token-for-tests"
+QUIET: dict[str, Any] = {
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "lifespan": "on",
+}
 
 
 class Api(Coordinator):
@@ -49,12 +59,15 @@ def open_api(db_url: str, **settings: Any) -> Iterator[Api]:
 class SocketApi(Api):
     """The same behind a real HTTP server, in a thread."""
 
-    def __init__(self, db_url: str, **settings: Any) -> None:
+    def __init__(
+        self, db_url: str, tls: Tls | None = None, verify: ssl.SSLContext | bool = True, **settings: Any
+    ) -> None:
         super().__init__(db_url, **settings)
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="on"))
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False, verify=verify)
+        options = QUIET | (tls.options() if tls else {})
+        self._server = uvicorn.Server(uvicorn.Config(self.app, http=Protocol, **options))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True)
 
     def __enter__(self) -> "SocketApi":

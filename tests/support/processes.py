@@ -60,6 +60,11 @@ class LoggedProcess:
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
+    def stop_and_read(self) -> str:
+        """SIGTERM; all that it has written."""
+        self.stop()
+        return "\n".join(self.lines)
+
     def wait(self, timeout_s: float = 90) -> int:
         """Until it ends by itself; the exit code."""
         code = self.process.wait(timeout_s)

@@ -1,0 +1,49 @@
+"""Headers that tell browsers to be careful with every answer."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Pages bring nothing but files of the coordinator itself: no inline scripts or styles, no frames, no other hosts.
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+_ALWAYS = [
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+    (b"cache-control", b"no-store"),  # answers hold tokens and names
+]
+_ON_HTTPS = (b"strict-transport-security", b"max-age=31536000")
+
+
+class SecurityHeaders:
+    """ASGI middleware: adds what the answer does not say itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        wanted = [*_ALWAYS, _ON_HTTPS] if scope.get("scheme") == "https" else _ALWAYS
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                added = [header for header in wanted if header[0] not in present]
+                message["headers"] = [*message.get("headers", []), *added]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

@@ -1,0 +1,76 @@
+"""Behind a reverse proxy: who really calls, with which certificate, and under which path."""
+
+import base64
+import binascii
+import hashlib
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+CERTIFICATE = "distrans.client_certificate"  # in the scope: the SHA-256 of the caller's certificate, in hexadecimal
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_MAX_CERTIFICATE_CHARACTERS = 16 * 1024
+
+
+class Proxies:
+    """ASGI middleware. Proxies that are trusted may say whom they speak for; what others say of that is ignored."""
+
+    def __init__(
+        self, app: ASGIApp, trusted: Sequence[str], certificate_header: str | None = None, root_path: str = ""
+    ) -> None:
+        self._app, self._root_path = app, root_path
+        self._header = certificate_header.lower().encode() if certificate_header else None
+        inner: Any = self._call  # uvicorn types its messages more narrowly than starlette
+        self._forwarded: Any = ProxyHeadersMiddleware(inner, list(trusted))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        peer = scope.get("client")
+        if self._header and peer and peer[0] in self._forwarded.trusted_hosts:
+            values = [value for name, value in scope["headers"] if name == self._header]
+            # Two of them: one may be the caller's own.
+            scope[CERTIFICATE] = certificate_fingerprint(values[0].decode("latin-1")) if len(values) == 1 else None
+        await self._forwarded(scope, receive, send)
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI wants the prefix in the path; some proxies take it away and some leave it."""
+        if self._root_path:
+            scope["root_path"] = self._root_path
+            if not f"{scope['path']}/".startswith(f"{self._root_path}/"):
+                scope["path"] = self._root_path + scope["path"]
+                scope["raw_path"] = self._root_path.encode() + scope.get("raw_path", b"")
+        await self._app(scope, receive, send)
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the prefix that a proxy serves the coordinator under."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def certificate_fingerprint(text: str) -> str | None:
+    """The SHA-256 of a certificate in the forms that proxies hand on; None for none, or for something else.
+
+    A fingerprint as it is, PEM percent-encoded (nginx: $ssl_client_escaped_cert), base64 of DER (Caddy), or the same
+    between colons (RFC 9440).
+    """
+    text = text.strip()
+    if len(text) > _MAX_CERTIFICATE_CHARACTERS:
+        return None
+    if _FINGERPRINT.fullmatch(text.lower()):
+        return text.lower()
+    try:
+        if "CERTIFICATE" in text:
+            der = ssl.PEM_cert_to_DER_cert(unquote(text).strip())
+        else:
+            der = base64.b64decode(text.strip(":"), validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    return hashlib.sha256(der).hexdigest() if der else None

@@ -1,0 +1,212 @@
+"""Uploads, downloads and aggregation with the tensors' bytes in SQL and in an object store; the order of crashes."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from support.api import Api, new_database, open_api
+from support.coordinator import Site
+from support.plans import small_plan, update_body
+from support.service import Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
+
+from server.core.errors import InvalidInput
+from server.service import housekeeping, uploads
+from server.service.aggregation import Aggregator
+from server.service.housekeeping import Retention
+from server.store import blobs
+from server.store.objects import Objects, ObjectStoreError
+from server.store.session import Database
+from server.store.tables import Blob, BlobChunk, Transfer
+from shared.wire import digest
+
+STORES = ("sql", "s3")
+NOW = time.time  # objects carry the store's own clock
+
+
+@pytest.fixture(params=STORES)
+def blob_address(request: pytest.FixtureRequest) -> str | None:
+    return None if request.param == "sql" else str(request.getfixturevalue("bucket"))
+
+
+@pytest.fixture
+def db(request: pytest.FixtureRequest, tmp_path: Path, blob_address: str | None) -> Iterator[Database]:
+    database = Database(new_database("sqlite", request, tmp_path), blob_address)
+    yield database
+    database.close()
+
+
+def objects_of(db: Database) -> set[str]:
+    assert db.objects is not None
+    return {key for page in db.objects.older_than(NOW() + 3600) for key in page}
+
+
+def keys_of(db: Database) -> set[str | None]:
+    with db.read() as session:
+        return set(session.execute(select(BlobChunk.object_key)).scalars())
+
+
+def check_in_step(db: Database) -> None:
+    """Every chunk has its object and every object its chunk; or there are no objects at all."""
+    assert keys_of(db) <= {None} if db.objects is None else keys_of(db) == objects_of(db)
+
+
+def test_a_round_of_whole_and_of_resumed_uploads(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 5_000)  # several chunks a model
+    desk = Desk(db, fedavg_plan(min_clients=2))
+    left, right = desk.join("left"), desk.join("right")
+    bodies = [desk.body(1), desk.body(2)]
+    desk.put(left, bodies[0])
+    round_id, whole = desk.round.id, bodies[1]
+    for begin, end in ((0, 7_000), (7_000, 7_001), (7_001, len(whole))):
+        part = uploads.UploadPart(desk.ctx, right, round_id, begin, len(whole), digest(whole))
+        part.feed(whole[begin:end])
+        done = part.finish()
+    assert isinstance(done, uploads.UpdateReceipt)
+    check_in_step(db)
+    desk.aggregate()
+    assert desk.bits(1) == mean_bits(bodies)
+    check_in_step(db)
+
+
+def test_what_is_refused_or_torn_leaves_nothing(db: Database) -> None:
+    desk = Desk(db)
+    left = desk.join("left")
+    before = count(db, Blob, BlobChunk)
+    with pytest.raises(InvalidInput):
+        desk.put(left, desk.body(1)[:-10])
+    torn = uploads.Upload(desk.ctx, left, desk.round.id, None, None)
+    torn.feed(desk.body(1)[:9_000])
+    torn.abandon()
+    assert count(db, Blob, BlobChunk) == before
+    assert count(db, Transfer) == [0]
+    check_in_step(db)
+
+
+def test_what_retention_drops(db: Database) -> None:
+    desk = Desk(db)
+    left = desk.join("left")
+    for seed in range(3):
+        desk.run_round({left: seed})
+    assert housekeeping.clean(desk.ctx, Retention(keep_round_uploads=0)) == 3
+    assert unreferenced_blobs(db) == set()
+    check_in_step(db)
+
+
+@pytest.fixture
+def api(request: pytest.FixtureRequest, tmp_path: Path, blob_address: str | None) -> Iterator[Api]:
+    with open_api(new_database("sqlite", request, tmp_path), blobs=blob_address) as api:
+        yield api
+
+
+def test_downloads_and_ranges(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 5_000)
+    plan = small_plan(method={"name": "fedavg"}, rounds={"min_clients": 1})
+    api.create(plan)
+    site = api.join(plan, "left", {"cat": 1})
+    url = site.task().model.url
+    whole = api.call("GET", url).content
+    assert len(whole) > 15_000
+    for first, last in ((0, 0), (4_999, 5_000), (3_000, 12_000), (len(whole) - 1, len(whole) + 5)):
+        part = api.call("GET", url, headers={"Range": f"bytes={first}-{last}"})
+        assert (part.status_code, part.content) == (206, whole[first : last + 1])
+    assert Site(api.http, plan, "left", site.token).put(site.task().round.id, update_body(plan, {})).status_code == 200
+
+
+@pytest.fixture
+def s3(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> Iterator[Database]:
+    database = Database(new_database("sqlite", request, tmp_path), bucket)
+    yield database
+    database.close()
+
+
+def test_a_crash_after_the_object_and_before_its_row(s3: Database) -> None:
+    """The object is garbage; it goes once it is old enough that nobody can be about to refer to it."""
+    desk = Desk(s3, clock=Clock(NOW()))
+    torn = uploads.Upload(desk.ctx, desk.join("left"), desk.round.id, None, None)
+    torn.feed(desk.body(1)[:5_000])
+    kept = objects_of(s3)
+    blobs.stage(s3, torn._blob_id, b"and then the process died")
+    assert len(objects_of(s3)) == len(kept) + 1
+    assert housekeeping.collect_objects(desk.ctx, Retention()) == 0
+    desk.clock.advance(3700)
+    assert housekeeping.collect_objects(desk.ctx, Retention()) == 1
+    assert objects_of(s3) == kept
+
+
+def test_a_crash_after_the_row_and_before_its_object(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(s3, clock=Clock(NOW()))
+    blob_id = blobs.store(s3, b"soon gone", desk.clock())
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "_call", _fail)
+        with s3.write() as session:
+            blobs.drop(session, blob_id)
+    assert keys_of(s3) < objects_of(s3)
+    desk.clock.advance(3700)
+    assert housekeeping.collect_objects(desk.ctx, Retention()) == 1
+    check_in_step(s3)
+
+
+def _fail(*_: object) -> None:
+    raise ObjectStoreError("The object store failed: it is away")
+
+
+def test_a_transaction_that_fails_keeps_its_objects(s3: Database) -> None:
+    blob_id = blobs.store(s3, b"still needed", NOW())
+    with s3.write() as session:
+        blobs.drop(session, blob_id)
+        session.rollback()
+    assert blobs.read_all(s3, blob_id) == b"still needed"
+
+
+def test_a_store_that_is_away_for_a_while(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aggregation waits for it; a round is not failed for it."""
+    desk = Desk(s3)
+    left = desk.join("left")
+    body = desk.body(1)
+    desk.put(left, body)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "_call", _fail)
+        assert Aggregator(desk.ctx).step() is False
+        assert desk.round.state == "aggregating"
+    desk.aggregate()
+    assert desk.bits(1) == mean_bits([body])
+
+
+def test_callers_are_told_to_try_again(
+    request: pytest.FixtureRequest, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_api(new_database("sqlite", request, tmp_path), blobs=bucket) as api:
+        monkeypatch.setattr(Objects, "_call", _fail)
+        answer = api.call("POST", "/v1/federations", json=small_plan().model_dump(mode="json"))
+        assert (answer.status_code, answer.json()["code"]) == (503, "object-store-unavailable")
+        assert answer.headers["retry-after"] == "5"
+
+
+def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = new_database("sqlite", request, tmp_path)
+    before = Database(url)
+    old = blobs.store(before, b"in SQL", NOW())
+    before.close()
+    after = Database(url, request.getfixturevalue("bucket"))
+    new = blobs.store(after, b"in an object", NOW())
+    assert [blobs.read_all(after, blob_id) for blob_id in (old, new)] == [b"in SQL", b"in an object"]
+    after.close()
+    forgetful = Database(url)
+    assert blobs.read_all(forgetful, old) == b"in SQL"
+    with pytest.raises(ObjectStoreError, match="Set DISTRANS_BLOBS"):
+        blobs.read_all(forgetful, new)
+    forgetful.close()
+
+
+@pytest.mark.parametrize("address", ["s3:/bucket", "gs://bucket/x", "s3://B!", "s3://bucket/a b"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(ObjectStoreError, match="s3://bucket/prefix"):
+        Objects(address)
+
+
+def test_a_bucket_that_is_not_there(bucket: str) -> None:
+    Objects(bucket).check()
+    with pytest.raises(ObjectStoreError, match="s3://elsewhere"):
+        Objects("s3://elsewhere/x").check()

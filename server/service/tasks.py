@@ -65,10 +65,10 @@ def _task(ctx: Context, identity: Identity) -> TaskAnswer:
             )
         action = {"finished": "finished", "paused": "paused"}.get(federation.state, "wait")
         waiting = waiting_for(session, ctx, federation)
-        reason = federation.reason or (describe(waiting, ctx.clock()) if waiting else "the operator has not started it")
+        in_words = describe(waiting, ctx.clock()) if waiting else "the operator has not started it"
         return TaskAnswer(
             action=action,
-            reason=reason,
+            reason=federation.reason or in_words,
             model=pointer,
             personal_url=f"/v1/federations/{federation.name}/personal?model={pointer.number}",
             facts=facts_of(serving_basis(session, federation)[0]),

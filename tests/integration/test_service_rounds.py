@@ -35,7 +35,7 @@ from server.service.housekeeping import Heartbeats, Retention
 from server.service.uploads import UploadPart
 from server.store import blobs, schema
 from server.store.session import Database, DatabaseError
-from server.store.tables import Blob, Client, Participant, Personal, Round, Transfer, Update
+from server.store.tables import Blob, Client, Federation, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import ServerState
@@ -93,7 +93,7 @@ class TestOpening:
         north = desk.join("north")
         late = desk.join("late")
         assert tasks.task(desk.ctx, late).action == "wait"
-        assert tasks.task(desk.ctx, late).reason.startswith("waiting for 1 of 1 clients: north")
+        assert tasks.task(desk.ctx, late).reason == "waiting for 1 of 1 clients; deadline in 60 s"
         refused(NotAllowed, "not-a-participant", lambda: tasks.round_model(desk.ctx, late, desk.round.id))
         desk.run_round({north: 1})
         assert (desk.round.number, desk.round.participants) == (2, 2)
@@ -207,8 +207,9 @@ class TestDeadline:
         sites = [desk.join(name) for name in ("east", "north", "south")]
         desk.upload(sites[0], 1)
         desk.let_pass(60)
-        reason = "only 1 of 3 updates came before the deadline, 2 are needed; missing: north, south"
-        assert (desk.view.state, desk.view.reason) == ("paused", f"round 1 failed: {reason}")
+        reason = "only 1 of 3 updates came before the deadline, 2 are needed"
+        assert desk.view.state == "paused"
+        assert desk.view.reason == f"round 1 failed: {reason}; missing: north, south"
         assert desk.view.waiting_for == "waiting for the operator to resume it"
         assert [(row.number, row.state, row.reason) for row in desk.rounds()] == [(1, "failed", reason)]
         assert tasks.task(desk.ctx, sites[0]).action == "paused"
@@ -741,6 +742,21 @@ class TestAuditLog:
             session.execute(text(statement))
         assert audit.entries(desk.ctx) == before
 
+    def test_cannot_be_written_over(self, clean_db: Database) -> None:
+        """SQLite's REPLACE deletes without asking the trigger against deletions; PostgreSQL's form is an UPDATE."""
+        desk = Desk(clean_db)
+        before = audit.entries(desk.ctx)
+        insert = (
+            "INSERT INTO audit (id, at, actor, action, federation, address, detail) VALUES (1, 0, '', '', '', '', '')"
+        )
+        statements = [insert + " ON CONFLICT (id) DO UPDATE SET actor = ''"]
+        if clean_db.is_sqlite:
+            statements += [insert.replace("INSERT", verb, 1) for verb in ("INSERT OR REPLACE", "REPLACE")]
+        for statement in statements:
+            with pytest.raises(DBAPIError, match="the audit log is append-only"), clean_db.write() as session:
+                session.execute(text(statement))
+        assert audit.entries(desk.ctx) == before
+
 
 class TestArchive:
     PLAN = small_plan(method=TINY_NETWORK, rounds={"count": 4, "min_clients": 2})
@@ -886,8 +902,9 @@ class TestSchema:
         schema.upgrade(empty_db)
         folder = tmp_path / "migrations"
         shutil.copytree(str(schema._config().get_main_option("script_location")), folder)
+        head = schema.current_version(empty_db)
         (folder / "versions" / "9999_next.py").write_text(
-            'from alembic import op\nrevision = "9999"\ndown_revision = "0001"\n'
+            f'from alembic import op\nrevision = "9999"\ndown_revision = "{head}"\n'
             'def upgrade():\n    op.execute("CREATE TABLE next_release (id INTEGER)")\n'
         )
         config = Config()
@@ -895,8 +912,8 @@ class TestSchema:
         monkeypatch.setattr(schema, "_config", lambda: config)
         with pytest.raises(DatabaseError) as caught:
             schema.require_current(empty_db)
-        assert str(caught.value) == "The database has schema 0001, older than 9999. Run: distrans-server db upgrade"
-        assert schema.upgrade(empty_db) == ("0001", "9999")
+        assert str(caught.value) == f"The database has schema {head}, older than 9999. Run: distrans-server db upgrade"
+        assert schema.upgrade(empty_db) == (head, "9999")
         schema.require_current(empty_db)
 
     def test_of_the_migrations_is_the_schema_of_the_tables(self, empty_db: Database) -> None:
@@ -906,6 +923,26 @@ class TestSchema:
         with empty_db.engine.connect() as connection:
             config.attributes["connection"] = connection
             command.check(config)
+
+    def test_names_leave_the_reasons_of_an_older_release(self, empty_db: Database) -> None:
+        """Clients read reasons; what the first release wrote into them is not theirs to read."""
+        config = schema._config()
+        with empty_db.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+            for name, reason in (("a", "round 1 failed: too few; missing: north, south"), ("b", "tea")):
+                connection.execute(
+                    text(
+                        "INSERT INTO federations (name, plan, state, reason, created_at, state_since, completed_rounds,"
+                        " stale_rounds, version) VALUES (:name, '', 'paused', :reason, 0, 0, 0, 0, 0)"
+                    ),
+                    {"name": name, "reason": reason},
+                )
+        schema.upgrade(empty_db)
+        with empty_db.read() as session:
+            rows = session.execute(select(Federation).order_by(Federation.name)).scalars()
+            found = [(row.reason, row.reason_detail) for row in rows]
+        assert found == [("round 1 failed: too few", "missing: north, south"), ("tea", "")]
 
     def test_can_be_taken_back(self, empty_db: Database) -> None:
         for _ in range(2):

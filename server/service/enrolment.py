@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
@@ -27,6 +27,7 @@ class Identity:
     name: str
     federation_id: int
     federation: str
+    token_hash: str = field(default="", compare=False, repr=False)
 
 
 def invite(ctx: Context, actor: Actor, federation_name: str, expires_in_s: float) -> InviteAnswer:
@@ -138,12 +139,24 @@ def authenticate(ctx: Context, text: str) -> Identity:
             row = session.execute(query).first()
         if row is not None and tokens.matches(parts[1], row[0].token_hash):
             client, federation_name = row
-            refuse_ended(client)
-            return Identity(client.id, client.name, client.federation_id, federation_name)
-    raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+            _refuse_ended(client)
+            return Identity(client.id, client.name, client.federation_id, federation_name, client.token_hash)
+    raise _invalid_token()
 
 
-def refuse_ended(client: Client) -> None:
+def refuse_outdated(session: Session, identity: Identity) -> None:
+    """For requests that take long: the client may have left or been revoked, or its token rotated, since they began."""
+    client = session.get_one(Client, identity.client_id)
+    _refuse_ended(client)
+    if client.token_hash != identity.token_hash:
+        raise _invalid_token()
+
+
+def _invalid_token() -> NotAuthenticated:
+    return NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+
+
+def _refuse_ended(client: Client) -> None:
     """A client that has left or was revoked may do nothing more, and is told so."""
     if client.state != "active":
         raise NotAllowed(
@@ -211,10 +224,12 @@ def rotate(ctx: Context, actor: Actor, federation_name: str, client: str) -> Tok
     client_id = _find(ctx, federation_name, client)
     token = tokens.new_token("client", client_id)
     with ctx.db.write() as session:
+        federation = load(session, federation_name, lock=True)  # first, as everywhere
         row = session.get_one(Client, client_id, with_for_update=LOCK)
         if row.state != "active":
             raise Conflict("client-not-active", f"Client {row.name!r} is {row.state}.")
         row.token_hash = token.hash
+        ctx.touch(federation)  # its long poll, begun with the old token, ends
         record(session, ctx, actor, "client.rotate", federation_name, client=row.name)
     return TokenAnswer(client_id=client_id, token=token.text)
 
@@ -237,5 +252,6 @@ def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) ->
         if client.state != "active":
             return
         client.state = state
+        ctx.touch(federation)  # its long poll ends
         record(session, ctx, actor, action, federation.name, client=client.name)
         advance(session, ctx, federation)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from server.core.errors import Gone
 from server.store.session import LOCK, Database
 from server.store.tables import Blob, BlobChunk
 
@@ -57,18 +58,29 @@ def store(db: Database, data: bytes, now: float) -> str:
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes from `begin` up to `end`, one chunk in memory at a time."""
+    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone at once when there is no such blob."""
     wanted = select(BlobChunk.start).where(BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin)
     if end is not None:
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
+        if session.get(Blob, blob_id) is None:
+            raise _dropped()
         starts = list(session.execute(wanted.order_by(BlobChunk.start)).scalars())
+    return _pieces(db, blob_id, starts, begin, end)
+
+
+def _pieces(db: Database, blob_id: str, starts: list[int], begin: int, end: int | None) -> Iterator[bytes]:
     for start in starts:
         with db.read() as session:
-            data = session.execute(
-                select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            ).scalar_one()
+            chunk = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
+            data = session.execute(chunk).scalar_one_or_none()
+        if data is None:
+            raise _dropped()
         yield data[max(begin - start, 0) : None if end is None else end - start]
+
+
+def _dropped() -> Gone:
+    return Gone("tensors-dropped", "These tensors are no longer kept.")
 
 
 def read_all(db: Database, blob_id: str) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi_offline import FastAPIOffline
 
 from server.api import clients, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
@@ -56,7 +57,15 @@ def create_app(settings: Settings) -> FastAPI:
             await asyncio.to_thread(worker.stop)
             db.close()
 
-    app = FastAPI(title="DisTrans coordinator", version=__version__, description=DESCRIPTION, lifespan=lifespan)
+    # A hospital's network may have no way to the CDN that FastAPI's own page loads its scripts from.
+    app = FastAPIOffline(
+        title="DisTrans coordinator",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,  # its scripts load a picture from elsewhere
+        static_url="/docs-assets",
+    )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
     app.state.throttle = FailureThrottle()
     errors.install(app)

@@ -53,9 +53,9 @@ def list_federations(ctx: Ctx, caller: AnyCaller) -> list[FederationView]:
 
 
 @router.get("/v1/federations/{name}", responses=_READ)
-def show(ctx: Ctx, caller: Member, name: str) -> FederationView:  # noqa: ARG001 - the caller was checked
-    """A federation: its state, what it waits for, its plan."""
-    return federations.show(ctx, name)
+def show(ctx: Ctx, caller: Member, name: str) -> FederationView:
+    """A federation: its state, what it waits for, its plan; a client is told how many others there are, not who."""
+    return federations.show(ctx, name, for_operator=caller.identity is None)
 
 
 @router.post("/v1/federations/{name}/start", responses=_CHANGE)

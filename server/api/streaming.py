@@ -18,7 +18,7 @@ from server.store.tables import Blob
 from shared.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
-_RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
+_RANGE = re.compile(r"^bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))$")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
@@ -35,10 +35,10 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
     if known.strip() == "*" or etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     begin, end, status = 0, blob.size_bytes, HTTPStatus.OK
-    wanted = request.headers.get("range")
-    if wanted and request.headers.get("if-range", etag) == etag and (match := _RANGE.match(wanted.strip())):
-        span = _span(match[1], match[2], blob.size_bytes)
-        if span is None:
+    wanted = request.headers.get("range", "") if request.headers.get("if-range", etag) == etag else ""
+    if request.method == "GET" and (span := _span(wanted.strip(), blob.size_bytes)):  # RFC 9110 knows no other method
+        begin, end = span
+        if begin >= end:
             headers["Content-Range"] = f"bytes */{blob.size_bytes}"
             return problem(
                 HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
@@ -46,7 +46,6 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
                 f"The body has {blob.size_bytes} bytes.",
                 headers=headers,
             )
-        begin, end = span
         status = HTTPStatus.PARTIAL_CONTENT
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{blob.size_bytes}"
     headers["Content-Length"] = str(end - begin)
@@ -55,14 +54,17 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
     return StreamingResponse(blobs.read(ctx.db, blob.id, begin, end), status, headers, media_type=MEDIA_TYPE)
 
 
-def _span(first: str, last: str, size: int) -> tuple[int, int] | None:
-    """[begin, end) of a byte range, or None when it lies outside."""
-    if not first:
-        length = min(int(last), size) if last else 0
-        return (size - length, size) if length else None
-    begin = int(first)
-    end = min(int(last) + 1, size) if last else size
-    return (begin, end) if begin < end else None
+def _span(wanted: str, size: int) -> tuple[int, int] | None:
+    """[begin, end) of a byte range, empty when it lies outside; None for what is no range, which is ignored."""
+    match = _RANGE.match(wanted)
+    if match is None:
+        return None
+    first, last, suffix = match.groups()
+    if suffix:
+        return max(size - int(suffix), 0), size
+    if last and int(last) < int(first):
+        return None
+    return int(first), min(int(last) + 1, size) if last else size
 
 
 def parse_digest(header: str | None, name: str) -> str | None:

@@ -38,11 +38,12 @@ class RoundSnapshot:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Nothing to do yet: what for, since when, until when."""
+    """Nothing to do yet: what for, since when, until when. Only the operator may learn the names."""
 
     what: str
     since: float
     until: float | None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Fail:
-    """The round cannot be completed."""
+    """The round cannot be completed. Everybody may read the reason, only the operator the detail."""
 
     reason: str
+    detail: str = ""
 
 
 def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting | Aggregate | Fail:
@@ -69,20 +71,25 @@ def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting
         return Aggregate() if uploaded else Fail("every participant left before it uploaded anything")
     total = len(uploaded) + len(missing)
     if now < round_.deadline_at:
-        names = ", ".join(client.name for client in missing[:5]) + (" …" if len(missing) > 5 else "")
-        return Waiting(f"{len(missing)} of {total} clients: {names}", round_.opened_at, round_.deadline_at)
+        return Waiting(f"{len(missing)} of {total} clients", round_.opened_at, round_.deadline_at, _names(missing))
     arriving = [client for client in missing if _still_arriving(client, rules, now)]
     grace_ends = round_.deadline_at + rules.upload_grace_s
     if arriving and now < grace_ends:
-        names = ", ".join(client.name for client in arriving[:5])
-        return Waiting(f"uploads under way past the deadline: {names}", round_.opened_at, grace_ends)
+        what = f"{len(arriving)} of {total} clients that still upload past the deadline"
+        return Waiting(what, round_.opened_at, grace_ends, _names(arriving))
     needed = math.ceil(total * rules.quorum - 1e-9)
     if len(uploaded) >= max(needed, 1):
         return Aggregate()
-    late = ", ".join(client.name for client in missing[:5]) + (" …" if len(missing) > 5 else "")
-    return Fail(
-        f"only {len(uploaded)} of {total} updates came before the deadline, {needed} are needed; missing: {late}"
-    )
+    reason = f"only {len(uploaded)} of {total} updates came before the deadline, {needed} are needed"
+    return Fail(reason, f"missing: {_listed(_names(missing))}")
+
+
+def _names(clients: list[Participant]) -> tuple[str, ...]:
+    return tuple(client.name for client in clients)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
 def _still_arriving(client: Participant, rules: RoundsPlan, now: float) -> bool:
@@ -126,9 +133,11 @@ def judge_federation(
     return Waiting(f"clients to join: {active_clients} of at least {rules.min_clients}", waiting_since, until)
 
 
-def describe(waiting: Waiting, now: float) -> str:
-    """`waiting for 2 of 5 clients: north, south; deadline in 8 min`."""
+def describe(waiting: Waiting, now: float, *, for_operator: bool = False) -> str:
+    """`waiting for 2 of 5 clients: north, south; deadline in 8 min`; a client reads it without the names."""
     words = f"waiting for {waiting.what}"
+    if for_operator and waiting.names:
+        words += f": {_listed(waiting.names)}"
     return words if waiting.until is None else f"{words}; deadline in {_duration(max(0.0, waiting.until - now))}"
 
 

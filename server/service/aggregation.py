@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.aggregation import RoundFold, personal_part
+from server.core.rounds import Fail
 from server.service.context import Context, facts_of, half_of, load_roster
 from server.service.history import pooled_accuracy
 from server.service.progress import advance, fail_round
@@ -60,7 +61,7 @@ class Aggregator:
                 logger.exception("the storage failed during aggregation; trying again")
             except Exception as error:  # a round that cannot be aggregated must not look like a slow one
                 logger.exception("aggregation failed")
-                self._fail(round_id, f"aggregation failed: {type(error).__name__}: {error}")
+                self._fail(round_id, Fail("aggregation failed", f"{type(error).__name__}: {error}"))
         return worked
 
     def _step_round(self, round_id: int, state: str) -> bool:
@@ -183,14 +184,14 @@ class Aggregator:
         ctx.touch(federation)
         advance(session, ctx, federation)
 
-    def _fail(self, round_id: int, reason: str) -> None:
+    def _fail(self, round_id: int, why: Fail) -> None:
         self._folds.pop(round_id, None)
         with self._ctx.db.write() as session:
             round_ = session.get_one(Round, round_id)
             federation = session.get_one(Federation, round_.federation_id, with_for_update=LOCK)
             session.refresh(round_)
             if round_.state in ("open", "aggregating"):
-                fail_round(session, self._ctx, federation, round_, reason)
+                fail_round(session, self._ctx, federation, round_, why)
 
 
 def _note_accuracy(session: Session, federation: Federation, model_number: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
@@ -27,6 +27,7 @@ class Identity:
     name: str
     federation_id: int
     federation: str
+    token_hash: str = field(default="", compare=False, repr=False)
 
 
 def invite(ctx: Context, actor: Actor, federation_name: str, expires_in_s: float) -> InviteAnswer:
@@ -141,7 +142,7 @@ def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Ide
             row = session.execute(query).first()
         if row is not None and tokens.matches(parts[1], row[0].token_hash):
             client, federation_name = row
-            refuse_ended(client)
+            _refuse_ended(client)
             if client.certificate is None and certificate is not None:
                 client = _bind(ctx, client.id, certificate)
             if client.certificate != certificate:
@@ -150,8 +151,8 @@ def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Ide
                     "This client's token belongs to another certificate than the one that was shown.",
                     next_step="Show the one that it joined with, or have the operator rotate the client's token.",
                 )
-            return Identity(client.id, client.name, client.federation_id, federation_name)
-    raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+            return Identity(client.id, client.name, client.federation_id, federation_name, client.token_hash)
+    raise _invalid_token()
 
 
 def _bind(ctx: Context, client_id: str, certificate: str) -> Client:
@@ -167,7 +168,19 @@ def _bind(ctx: Context, client_id: str, certificate: str) -> Client:
         return client
 
 
-def refuse_ended(client: Client) -> None:
+def refuse_outdated(session: Session, identity: Identity) -> None:
+    """For requests that take long: the client may have left or been revoked, or its token rotated, since they began."""
+    client = session.get_one(Client, identity.client_id)
+    _refuse_ended(client)
+    if client.token_hash != identity.token_hash:
+        raise _invalid_token()
+
+
+def _invalid_token() -> NotAuthenticated:
+    return NotAuthenticated("invalid-token", "The token is not valid.", next_step="Join with an invite to get one.")
+
+
+def _refuse_ended(client: Client) -> None:
     """A client that has left or was revoked may do nothing more, and is told so."""
     if client.state != "active":
         raise NotAllowed(
@@ -235,10 +248,12 @@ def rotate(ctx: Context, actor: Actor, federation_name: str, client: str) -> Tok
     client_id = _find(ctx, federation_name, client)
     token = tokens.new_token("client", client_id)
     with ctx.db.write() as session:
+        federation = load(session, federation_name, lock=True)  # first, as everywhere
         row = session.get_one(Client, client_id, with_for_update=LOCK)
         if row.state != "active":
             raise Conflict("client-not-active", f"Client {row.name!r} is {row.state}.")
         row.token_hash, row.certificate = token.hash, None  # the next certificate that comes with it is its own
+        ctx.touch(federation)  # its long poll, begun with the old token, ends
         record(session, ctx, actor, "client.rotate", federation_name, client=row.name)
     return TokenAnswer(client_id=client_id, token=token.text)
 
@@ -261,5 +276,6 @@ def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) ->
         if client.state != "active":
             return
         client.state = state
+        ctx.touch(federation)  # its long poll ends
         record(session, ctx, actor, action, federation.name, client=client.name)
         advance(session, ctx, federation)

@@ -9,10 +9,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, NotFound
-from server.core.rounds import Waiting, describe
+from server.core.rounds import describe
 from server.pretrained import load_pretrained
 from server.service.context import Actor, Context, client_record, facts_of, half_of, plan_of, record
-from server.service.progress import active_clients, advance, round_under_way, snapshot, waiting_for
+from server.service.progress import active_clients, advance, full_reason, round_under_way, snapshot, waiting_for
 from server.store import blobs
 from server.store.tables import Client, Federation, Model, Round, Update
 from shared.heterogeneity import distributional_heterogeneity
@@ -113,7 +113,8 @@ def _change(
             open_round.deadline_at += now - federation.state_since
         if action == "cancel" and open_round is not None:
             open_round.state, open_round.reason, open_round.closed_at = "failed", reason, now
-        federation.state, federation.reason, federation.state_since = moves[federation.state], reason, now
+        federation.state, federation.reason, federation.reason_detail = moves[federation.state], reason, ""
+        federation.state_since = now
         ctx.touch(federation)
         record(session, ctx, actor, f"federation.{action}", name)
         if federation.state == "running":
@@ -135,8 +136,10 @@ def roster(session: Session, federation: Federation) -> Roster:
     return Roster(clients, distributional_heterogeneity(counts) if counts else None)
 
 
-def view(session: Session, ctx: Context, federation: Federation, *, with_plan: bool = True) -> FederationView:
-    """A federation as the API and the command line show it."""
+def view(
+    session: Session, ctx: Context, federation: Federation, *, for_operator: bool, with_plan: bool = True
+) -> FederationView:
+    """A federation as the API and the command line show it; clients are told how many others there are, not who."""
     now = ctx.clock()
     plan, members = plan_of(federation.plan), roster(session, federation)
     under_way = round_under_way(session, federation)
@@ -145,15 +148,15 @@ def view(session: Session, ctx: Context, federation: Federation, *, with_plan: b
     return FederationView(
         name=federation.name,
         state=federation.state,
-        reason=federation.reason,
+        reason=full_reason(federation) if for_operator else federation.reason,
         state_since=federation.state_since,
-        waiting_for=describe(waiting, now) if isinstance(waiting, Waiting) else None,
-        waiting_since=waiting.since if isinstance(waiting, Waiting) else None,
-        waiting_until=waiting.until if isinstance(waiting, Waiting) else None,
+        waiting_for=describe(waiting, now, for_operator=for_operator) if waiting else None,
+        waiting_since=waiting.since if waiting else None,
+        waiting_until=waiting.until if waiting else None,
         method=plan.method.name,
         rounds_done=federation.completed_rounds,
         rounds_total=plan.rounds.count,
-        round=summarise(session, ctx, under_way) if under_way else None,
+        round=summarise(session, ctx, under_way, for_operator=for_operator) if under_way else None,
         latest_model=latest,
         clients=len(members.clients),
         dh=members.dh,
@@ -163,20 +166,20 @@ def view(session: Session, ctx: Context, federation: Federation, *, with_plan: b
     )
 
 
-def summarise(session: Session, ctx: Context, round_: Round) -> RoundSummary:
+def summarise(session: Session, ctx: Context, round_: Round, *, for_operator: bool) -> RoundSummary:
     """A round as the API shows it."""
     view_ = snapshot(session, round_)
     waiting = None
     if round_.state in ("open", "aggregating"):
         federation = session.get_one(Federation, round_.federation_id)
         found = waiting_for(session, ctx, federation)
-        waiting = describe(found, ctx.clock()) if isinstance(found, Waiting) else None
+        waiting = describe(found, ctx.clock(), for_operator=for_operator) if found else None
     updates = session.execute(select(func.count()).where(Update.round_id == round_.id)).scalar_one()
     return RoundSummary(
         id=round_.id,
         number=round_.number,
         state=round_.state,
-        reason=round_.reason,
+        reason=full_reason(round_) if for_operator else round_.reason,
         waiting_for=waiting,
         facts=facts_of(round_.facts),
         participants=len(view_.participants),
@@ -193,10 +196,11 @@ def list_all(ctx: Context, only: int | None = None) -> list[FederationView]:
         query = select(Federation).order_by(Federation.name)
         if only is not None:
             query = query.where(Federation.id == only)
-        return [view(session, ctx, row, with_plan=False) for row in session.execute(query).scalars()]
+        rows = session.execute(query).scalars()
+        return [view(session, ctx, row, for_operator=only is None, with_plan=False) for row in rows]
 
 
-def show(ctx: Context, name: str) -> FederationView:
+def show(ctx: Context, name: str, *, for_operator: bool = True) -> FederationView:
     """One federation with its plan."""
     with ctx.db.read() as session:
-        return view(session, ctx, load(session, name))
+        return view(session, ctx, load(session, name), for_operator=for_operator)

@@ -7,7 +7,7 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from server.service.context import Context
-from server.service.progress import advance
+from server.service.progress import advance, round_under_way, waiting_for
 from server.service.uploads import drop_transfer
 from server.store import blobs
 from server.store.tables import Blob, Client, Federation, Invite, Model, Personal, Round, Transfer, Update
@@ -48,10 +48,10 @@ class Heartbeats:
 
 
 def pass_deadlines(ctx: Context) -> None:
-    """Move every running federation on as far as the clock allows."""
+    """Move every running federation on as far as the clock allows; for a paused one time stands still."""
     with ctx.db.read() as session:
-        moving = select(Federation.id).where(Federation.state.in_(["running", "paused"]))
-        federation_ids = list(session.execute(moving.order_by(Federation.id)).scalars())
+        running = select(Federation.id).where(Federation.state == "running")
+        federation_ids = list(session.execute(running.order_by(Federation.id)).scalars())
     for federation_id in federation_ids:
         with ctx.db.read() as session:
             if not _is_due(session, ctx, session.get_one(Federation, federation_id)):
@@ -61,14 +61,11 @@ def pass_deadlines(ctx: Context) -> None:
 
 
 def _is_due(session: Session, ctx: Context, federation: Federation) -> bool:
-    """Whether a write transaction is worth it: there is no round, or its deadline has passed."""
-    query = select(Round.state, Round.deadline_at).where(
-        Round.federation_id == federation.id, Round.state.in_(["open", "aggregating"])
-    )
-    row = session.execute(query).first()
-    if row is None:
-        return federation.state == "running"
-    return bool(row.state == "open" and row.deadline_at <= ctx.clock())
+    """Whether a write transaction is worth it; what uploads and leaving change, they change at once."""
+    round_ = round_under_way(session, federation)
+    if round_ is not None and ctx.clock() < round_.deadline_at:
+        return False
+    return federation.state == "running" and waiting_for(session, ctx, federation) is None
 
 
 def clean(ctx: Context, retention: Retention) -> int:

@@ -122,7 +122,7 @@ def advance(session: Session, ctx: Context, federation: Federation) -> None:
     elif isinstance(verdict, Finish):
         _set_state(session, ctx, federation, "finished", verdict.reason)
     elif isinstance(verdict, Fail):
-        _set_state(session, ctx, federation, "paused", verdict.reason)
+        _set_state(session, ctx, federation, "paused", verdict.reason, verdict.detail)
 
 
 def _advance_round(session: Session, ctx: Context, federation: Federation, round_: Round) -> None:
@@ -136,20 +136,28 @@ def _advance_round(session: Session, ctx: Context, federation: Federation, round
         round_.state, round_.closed_at = "aggregating", now
         wake(federation)
     elif isinstance(verdict, Fail):
-        fail_round(session, ctx, federation, round_, verdict.reason)
+        fail_round(session, ctx, federation, round_, verdict)
 
 
-def fail_round(session: Session, ctx: Context, federation: Federation, round_: Round, reason: str) -> None:
+def fail_round(session: Session, ctx: Context, federation: Federation, round_: Round, why: Fail) -> None:
     """The round is over without a model; the federation pauses and says why."""
-    round_.state, round_.reason, round_.closed_at = "failed", reason, ctx.clock()
-    record(session, ctx, COORDINATOR, "round.failed", federation.name, round=round_.number, reason=reason)
-    _set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {reason}")
+    round_.state, round_.reason, round_.reason_detail, round_.closed_at = "failed", why.reason, why.detail, ctx.clock()
+    record(session, ctx, COORDINATOR, "round.failed", federation.name, round=round_.number, reason=full_reason(round_))
+    _set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {why.reason}", why.detail)
 
 
-def _set_state(session: Session, ctx: Context, federation: Federation, state: str, reason: str) -> None:
-    federation.state, federation.reason, federation.state_since = state, reason, ctx.clock()
+def full_reason(row: Federation | Round) -> str:
+    """The reason with what only the operator may know."""
+    return "; ".join(filter(None, (row.reason, row.reason_detail)))
+
+
+def _set_state(
+    session: Session, ctx: Context, federation: Federation, state: str, reason: str, detail: str = ""
+) -> None:
+    federation.state, federation.reason, federation.reason_detail = state, reason, detail
+    federation.state_since = ctx.clock()
     ctx.touch(federation)
-    record(session, ctx, COORDINATOR, f"federation.{state}", federation.name, reason=reason)
+    record(session, ctx, COORDINATOR, f"federation.{state}", federation.name, reason=full_reason(federation))
 
 
 def _open_round(session: Session, ctx: Context, federation: Federation) -> None:

@@ -28,7 +28,7 @@ def rounds(ctx: Context, name: str, only_client: str | None, after: int, limit: 
             shown = {key: value for key, value in measured.items() if only_client in (None, key)}
             views.append(
                 RoundView(
-                    **summarise(session, ctx, round_).model_dump(),
+                    **summarise(session, ctx, round_, for_operator=only_client is None).model_dump(),
                     uploads=history.updates(session, round_, only_client),
                     evaluation=history.describe_evaluation(pooled) if pooled.samples and not only_client else None,
                     client_evaluations={names[key]: history.describe_evaluation(value) for key, value in shown.items()},

@@ -19,7 +19,7 @@ from server.service.context import (
     load_roster,
     update_spec,
 )
-from server.service.enrolment import Identity
+from server.service.enrolment import Identity, refuse_outdated
 from server.service.federations import load
 from server.service.progress import active_clients, latest_model, round_under_way, waiting_for
 from server.store import blobs
@@ -33,7 +33,7 @@ SERVING = 0  # the round id of personal tensors that belong to no round
 
 
 def task(ctx: Context, identity: Identity) -> TaskAnswer:
-    """Train, wait, or go on serving; always with the newest model."""
+    """Train, wait, or go on serving; always with the newest model. Refused once the client's access has ended."""
     answer = _task(ctx, identity)
     parts = (answer.action, answer.round.id if answer.round else 0, answer.model.number if answer.model else 0)
     return answer.model_copy(update={"ticket": "-".join(map(str, parts))})
@@ -41,6 +41,7 @@ def task(ctx: Context, identity: Identity) -> TaskAnswer:
 
 def _task(ctx: Context, identity: Identity) -> TaskAnswer:
     with ctx.db.read() as session:
+        refuse_outdated(session, identity)
         federation = session.get_one(Federation, identity.federation_id)
         if federation.state == "cancelled":
             return TaskAnswer(action="cancelled", reason=federation.reason)
@@ -65,10 +66,10 @@ def _task(ctx: Context, identity: Identity) -> TaskAnswer:
             )
         action = {"finished": "finished", "paused": "paused"}.get(federation.state, "wait")
         waiting = waiting_for(session, ctx, federation)
-        reason = federation.reason or (describe(waiting, ctx.clock()) if waiting else "the operator has not started it")
+        in_words = describe(waiting, ctx.clock()) if waiting else "the operator has not started it"
         return TaskAnswer(
             action=action,
-            reason=reason,
+            reason=federation.reason or in_words,
             model=pointer,
             personal_url=f"/v1/federations/{federation.name}/personal?model={pointer.number}",
             facts=facts_of(serving_basis(session, federation)[0]),

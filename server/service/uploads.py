@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
 from server.service.context import Context, update_spec, wake
-from server.service.enrolment import Identity, refuse_ended
+from server.service.enrolment import Identity, refuse_outdated
 from server.service.progress import advance
 from server.service.tasks import round_of
 from server.store import blobs
 from server.store.session import LOCK
-from server.store.tables import Blob, Client, Federation, Participant, Round, Transfer, Update
+from server.store.tables import Blob, Federation, Participant, Round, Transfer, Update
 from shared.problems import WireError
 from shared.schemas import TrainingReport, UpdateReceipt
 from shared.wire import Checker, Spec
@@ -318,7 +318,7 @@ def _accept(
         federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
         round_ = _lock_part(session, identity, round_id)
         if session.get(Update, (round_id, identity.client_id)) is None:
-            refuse_ended(session.get_one(Client, identity.client_id))  # its token was checked when the request began
+            refuse_outdated(session, identity)  # its token was checked when the request began
             _refuse_closed(session, round_)
             transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
             if transfer is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from server.core.errors import Gone
 from server.store.objects import ObjectStoreError
 from server.store.session import DEAD_OBJECTS, LOCK, Database
 from server.store.tables import Blob, BlobChunk
@@ -91,23 +92,32 @@ def store(db: Database, data: bytes, now: float) -> str:
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes from `begin` up to `end`, one chunk in memory at a time."""
+    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone at once when there is no such blob."""
     wanted = select(BlobChunk.start, BlobChunk.size_bytes, BlobChunk.object_key).where(
         BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin
     )
     if end is not None:
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
-        chunks = session.execute(wanted.order_by(BlobChunk.start)).all()
+        if session.get(Blob, blob_id) is None:
+            raise _dropped()
+        chunks = [row._tuple() for row in session.execute(wanted.order_by(BlobChunk.start))]
+    return _pieces(db, blob_id, chunks, begin, end)
+
+
+def _pieces(
+    db: Database, blob_id: str, chunks: list[tuple[int, int, str | None]], begin: int, end: int | None
+) -> Iterator[bytes]:
     for start, size, key in chunks:
         first, last = max(begin - start, 0), size if end is None else min(end - start, size)
         if key is not None:
             yield _from_object(db, key, first, last)
             continue
         with db.read() as session:
-            data = session.execute(
-                select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            ).scalar_one()
+            chunk = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
+            data = session.execute(chunk).scalar_one_or_none()
+        if data is None:
+            raise _dropped()
         yield data[first:last]
 
 
@@ -118,6 +128,10 @@ def _from_object(db: Database, key: str, begin: int, end: int) -> bytes:
             next_step="Set DISTRANS_BLOBS to the address that they were written to.",
         )
     return db.objects.get(key, begin, end)
+
+
+def _dropped() -> Gone:
+    return Gone("tensors-dropped", "These tensors are no longer kept.")
 
 
 def read_all(db: Database, blob_id: str) -> bytes:

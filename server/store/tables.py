@@ -69,7 +69,8 @@ class Federation(Base):
     name: Mapped[str] = mapped_column(String(64), unique=True)
     plan: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Text, default="")  # clients read it: no other client's name stands in it
+    reason_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator alone
     created_at: Mapped[float] = mapped_column(Float)
     state_since: Mapped[float] = mapped_column(Float)
     completed_rounds: Mapped[int] = mapped_column(default=0)
@@ -151,7 +152,8 @@ class Round(Base):
     number: Mapped[int]
     base_model: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Text, default="")  # as in Federation
+    reason_detail: Mapped[str] = mapped_column(Text, default="", server_default="")
     facts: Mapped[str] = mapped_column(Text)
     roster: Mapped[str] = mapped_column(Text)
     opened_at: Mapped[float] = mapped_column(Float)

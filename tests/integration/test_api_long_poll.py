@@ -19,7 +19,7 @@ from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site, running
 from support.databases import KINDS
 from support.plans import small_plan, update_body
 
-from server.service import federations
+from server.service import enrolment, federations
 from server.service.context import Actor, Context
 from server.store.session import Database
 from server.store.tables import Transfer, Update
@@ -172,6 +172,24 @@ class TestWaking:
         assert finished.model is not None
         assert finished.model.number == 1
         assert north.task(60).action == "finished"  # at once, for a site that knows of nothing
+
+
+def test_a_site_whose_access_ends_is_told_at_once(
+    coordinator: CoordinatorProcess, elsewhere: Context, pool: ThreadPoolExecutor
+) -> None:
+    """Not when its poll would have ended; whichever process the operator talks to. The others go on waiting."""
+    plan, revoked = new_federation(coordinator, "access")
+    rotated, leaving, staying = (coordinator.join(plan, name, {"cat": 1}) for name in ("south", "east", "west"))
+    waiting = poll_all(pool, [revoked, rotated, leaving, staying])
+    enrolment.revoke(elsewhere, OPERATOR, plan.name, "north")
+    coordinator.admin("POST", f"/v1/federations/{plan.name}/clients/south/rotate")
+    assert leaving.http.delete("/v1/me", headers=leaving.headers).status_code == 204
+    for answer, code in zip(waiting, ("client-revoked", "invalid-token", "client-left"), strict=False):
+        with pytest.raises(AssertionError, match=f'"code":"{code}"'):
+            answer.result(50)
+    assert not waiting[3].done()
+    coordinator.admin("POST", f"/v1/federations/{plan.name}/cancel")
+    assert waiting[3].result(50).action == "cancelled"
 
 
 class TestTickets:

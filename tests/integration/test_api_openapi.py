@@ -1,5 +1,6 @@
 """The description of the API: valid, complete, and in step with what the coordinator does."""
 
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -45,10 +46,19 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
     assert document["info"]["version"] == __version__
 
 
-def test_the_pages_for_people(api: Api) -> None:
-    for path in ("/docs", "/redoc"):
-        answer = api.call("GET", path, token=None)
-        assert (answer.status_code, "/openapi.json" in answer.text) == (200, True)
+def test_the_page_for_people_needs_no_other_host(api: Api) -> None:
+    """A coordinator may have no way to the internet: scripts, styles and the icon come from itself."""
+    page = api.call("GET", "/docs", token=None)
+    assert (page.status_code, "'/openapi.json'" in page.text) == (200, True)
+    assert "//" not in re.sub(r"<!--.*?-->", "", page.text)
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    kinds = {}
+    for asset in assets:
+        answer = api.call("GET", asset, token=None)
+        assert (answer.status_code, len(answer.content) > 1000) == (200, True)
+        kinds[asset.rpartition(".")[2]] = answer.headers["Content-Type"].partition(";")[0]
+    assert kinds == {"js": "text/javascript", "css": "text/css", "png": "image/png"}
+    assert api.call("GET", "/docs-assets/../app.py", token=None).status_code == 404
 
 
 def test_every_operation_is_explained(document: dict[str, Any]) -> None:

@@ -169,12 +169,21 @@ class TestDownloads:
             assert answer.headers["Content-Range"] == f"bytes */{len(body)}"
 
     @pytest.mark.parametrize(
-        "wanted", ["bytes=", "bytes=a-b", "bytes=0-1,5-6", "lines=0-1", "0-1", "bytes=1", f"bytes={'9' * 5000}-"]
+        "wanted",
+        [
+            *("bytes=", "bytes=-", "bytes=a-b", "bytes=5-2", "bytes=0-1,5-6", "lines=0-1", "0-1", "bytes=1"),
+            f"bytes={'9' * 5000}-",
+        ],
     )
     def test_a_range_that_is_not_understood_is_ignored(self, model: tuple[Site, str, bytes], wanted: str) -> None:
         site, url, body = model
         answer = site.http.get(url, headers=site.headers | {"Range": wanted})
         assert (answer.status_code, answer.content) == (200, body)
+
+    def test_a_range_without_a_body_is_ignored(self, model: tuple[Site, str, bytes]) -> None:
+        site, url, body = model
+        head = site.http.head(url, headers=site.headers | {"Range": "bytes=0-9"})
+        assert (head.status_code, head.headers["Content-Length"]) == (200, str(len(body)))
 
     def test_a_part_of_what_has_changed_is_the_whole(self, model: tuple[Site, str, bytes]) -> None:
         site, url, body = model

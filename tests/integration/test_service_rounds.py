@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Barrier
 
@@ -10,8 +11,9 @@ import pytest
 import safetensors.torch
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import select, text
+from sqlalchemy import delete, select, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 from support.plans import small_plan, update_body
 from support.service import (
     FEDAVG,
@@ -35,11 +37,12 @@ from server.service.housekeeping import Heartbeats, Retention
 from server.service.uploads import UploadPart
 from server.store import blobs, schema
 from server.store.session import Database, DatabaseError
-from server.store.tables import Blob, Client, Participant, Personal, Round, Transfer, Update
+from server.store.tables import Blob, BlobChunk, Client, Federation, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import ServerState
 from shared.plan import FederationPlan
+from shared.wire import digest
 
 TINY_NETWORK = {
     "name": "distrans",
@@ -79,6 +82,21 @@ class TestOpening:
         federations.resume(desk.ctx, OPERATOR, desk.name)
         assert desk.view.waiting_for == "waiting for clients to join: 0 of at least 2; deadline in 10 min"
 
+    def test_the_time_to_join_counts_from_the_last_round(self, clean_db: Database) -> None:
+        """Sites that leave a federation under way give others the whole time to join anew."""
+        desk = Desk(clean_db, fedavg_plan(min_clients=2, deadline_s=5000, join_deadline_s=600))
+        north, south = desk.join("north"), desk.join("south")
+        desk.let_pass(4000)
+        desk.upload(south, 1)
+        enrolment.leave(desk.ctx, south, OPERATOR)
+        desk.run_round({north: 2})
+        assert desk.view.waiting_for == "waiting for clients to join: 1 of at least 2; deadline in 10 min"
+        assert desk.view.waiting_since == desk.clock.now
+        desk.let_pass(599)
+        assert desk.view.state == "running"
+        desk.let_pass(1)
+        assert desk.view.reason == "only 1 of 2 clients had joined when the time to join was over"
+
     def test_does_not_begin_before_it_is_started(self, clean_db: Database) -> None:
         desk = Desk(clean_db, start=False)
         north = desk.join("north")
@@ -93,7 +111,7 @@ class TestOpening:
         north = desk.join("north")
         late = desk.join("late")
         assert tasks.task(desk.ctx, late).action == "wait"
-        assert tasks.task(desk.ctx, late).reason.startswith("waiting for 1 of 1 clients: north")
+        assert tasks.task(desk.ctx, late).reason == "waiting for 1 of 1 clients; deadline in 60 s"
         refused(NotAllowed, "not-a-participant", lambda: tasks.round_model(desk.ctx, late, desk.round.id))
         desk.run_round({north: 1})
         assert (desk.round.number, desk.round.participants) == (2, 2)
@@ -207,8 +225,9 @@ class TestDeadline:
         sites = [desk.join(name) for name in ("east", "north", "south")]
         desk.upload(sites[0], 1)
         desk.let_pass(60)
-        reason = "only 1 of 3 updates came before the deadline, 2 are needed; missing: north, south"
-        assert (desk.view.state, desk.view.reason) == ("paused", f"round 1 failed: {reason}")
+        reason = "only 1 of 3 updates came before the deadline, 2 are needed"
+        assert desk.view.state == "paused"
+        assert desk.view.reason == f"round 1 failed: {reason}; missing: north, south"
         assert desk.view.waiting_for == "waiting for the operator to resume it"
         assert [(row.number, row.state, row.reason) for row in desk.rounds()] == [(1, "failed", reason)]
         assert tasks.task(desk.ctx, sites[0]).action == "paused"
@@ -240,6 +259,55 @@ class TestDeadline:
         long.join("north")
         short.let_pass(10)
         assert (short.view.state, long.view.state) == ("paused", "running")
+
+
+class CountingDatabase(Database):
+    """Knows how many write transactions there were."""
+
+    writes = 0
+
+    def write(self) -> AbstractContextManager[Session]:
+        self.writes += 1
+        return super().write()
+
+
+class TestIdling:
+    """The worker looks twice a second: where nothing is due it must not lock anything."""
+
+    @pytest.fixture
+    def desk(self, clean_db: Database) -> Iterator[Desk]:
+        counting = CountingDatabase(clean_db.url.render_as_string(hide_password=False))
+        yield Desk(counting, fedavg_plan(min_clients=2, upload_grace_s=600, upload_idle_s=600, join_deadline_s=100))
+        counting.close()
+
+    @staticmethod
+    def writes_while(desk: Desk, seconds: float) -> int:
+        before = desk.db.writes
+        desk.let_pass(seconds)
+        return desk.db.writes - before
+
+    def test_writes_only_what_is_due(self, desk: Desk) -> None:
+        assert self.writes_while(desk, 99) == 0, "waiting for sites to join"
+        north = desk.join("north")
+        desk.join("south")
+        assert self.writes_while(desk, 59) == 0, "an open round"
+        body = desk.body(1)
+        UploadPart(desk.ctx, north, desk.round.id, 0, len(body), digest(body)).feed(body[:100])
+        assert self.writes_while(desk, 10) == 0, "an upload that goes on past the deadline"
+        federations.pause(desk.ctx, OPERATOR, desk.name)
+        assert self.writes_while(desk, 10_000) == 0, "paused past the deadline"
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        assert desk.view.state == "paused", "the upload had stopped"
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        assert self.writes_while(desk, 60) == 1, "a deadline"
+        assert desk.view.state == "paused"
+
+    def test_does_not_write_while_a_round_is_aggregated(self, desk: Desk) -> None:
+        sites = [desk.join("north"), desk.join("south")]
+        for seed, who in enumerate(sites):
+            desk.upload(who, seed)
+        assert desk.round.state == "aggregating"
+        assert self.writes_while(desk, 1000) == 0
 
 
 class TestPause:
@@ -639,6 +707,19 @@ class TestRetention:
             assert session.get(Blob, orphan) is None
         assert len(desk.model(0)) > 0
 
+    def test_what_was_dropped_is_gone_and_not_empty(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, fedavg_plan(min_clients=2))
+        kept = tasks.federation_model(desk.ctx, desk.name, 0)
+        pieces = blobs.read(clean_db, kept.id)
+        with clean_db.write() as session:
+            session.execute(delete(BlobChunk).where(BlobChunk.blob_id == kept.id))
+        refused(Gone, "tensors-dropped", lambda: list(pieces))
+        orphan = blobs.store(clean_db, b"of no use", desk.clock.now)
+        with clean_db.write() as session:
+            blobs.drop(session, orphan)
+        for blob_id in (orphan, ""):
+            refused(Gone, "tensors-dropped", lambda: blobs.read(clean_db, blob_id))  # noqa: B023
+
     def test_only_the_newest_model_keeps_private_state(self, clean_db: Database) -> None:
         desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 9}))
         north = desk.join("north")
@@ -739,6 +820,21 @@ class TestAuditLog:
             return  # SQLite has no such statement
         with pytest.raises(DBAPIError, match="the audit log is append-only"), clean_db.write() as session:
             session.execute(text(statement))
+        assert audit.entries(desk.ctx) == before
+
+    def test_cannot_be_written_over(self, clean_db: Database) -> None:
+        """SQLite's REPLACE deletes without asking the trigger against deletions; PostgreSQL's form is an UPDATE."""
+        desk = Desk(clean_db)
+        before = audit.entries(desk.ctx)
+        insert = (
+            "INSERT INTO audit (id, at, actor, action, federation, address, detail) VALUES (1, 0, '', '', '', '', '')"
+        )
+        statements = [insert + " ON CONFLICT (id) DO UPDATE SET actor = ''"]
+        if clean_db.is_sqlite:
+            statements += [insert.replace("INSERT", verb, 1) for verb in ("INSERT OR REPLACE", "REPLACE")]
+        for statement in statements:
+            with pytest.raises(DBAPIError, match="the audit log is append-only"), clean_db.write() as session:
+                session.execute(text(statement))
         assert audit.entries(desk.ctx) == before
 
 
@@ -883,11 +979,12 @@ class TestSchema:
         self, empty_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A release with one more migration, as the next one will be."""
-        _, current = schema.upgrade(empty_db)
+        schema.upgrade(empty_db)
         folder = tmp_path / "migrations"
         shutil.copytree(str(schema._config().get_main_option("script_location")), folder)
+        head = schema.current_version(empty_db)
         (folder / "versions" / "9999_next.py").write_text(
-            f'from alembic import op\nrevision = "9999"\ndown_revision = "{current}"\n'
+            f'from alembic import op\nrevision = "9999"\ndown_revision = "{head}"\n'
             'def upgrade():\n    op.execute("CREATE TABLE next_release (id INTEGER)")\n'
         )
         config = Config()
@@ -895,10 +992,8 @@ class TestSchema:
         monkeypatch.setattr(schema, "_config", lambda: config)
         with pytest.raises(DatabaseError) as caught:
             schema.require_current(empty_db)
-        assert (
-            str(caught.value) == f"The database has schema {current}, older than 9999. Run: distrans-server db upgrade"
-        )
-        assert schema.upgrade(empty_db) == (current, "9999")
+        assert str(caught.value) == f"The database has schema {head}, older than 9999. Run: distrans-server db upgrade"
+        assert schema.upgrade(empty_db) == (head, "9999")
         schema.require_current(empty_db)
 
     def test_of_the_migrations_is_the_schema_of_the_tables(self, empty_db: Database) -> None:
@@ -908,6 +1003,26 @@ class TestSchema:
         with empty_db.engine.connect() as connection:
             config.attributes["connection"] = connection
             command.check(config)
+
+    def test_names_leave_the_reasons_of_an_older_release(self, empty_db: Database) -> None:
+        """Clients read reasons; what the first release wrote into them is not theirs to read."""
+        config = schema._config()
+        with empty_db.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+            for name, reason in (("a", "round 1 failed: too few; missing: north, south"), ("b", "tea")):
+                connection.execute(
+                    text(
+                        "INSERT INTO federations (name, plan, state, reason, created_at, state_since, completed_rounds,"
+                        " stale_rounds, version) VALUES (:name, '', 'paused', :reason, 0, 0, 0, 0, 0)"
+                    ),
+                    {"name": name, "reason": reason},
+                )
+        schema.upgrade(empty_db)
+        with empty_db.read() as session:
+            rows = session.execute(select(Federation).order_by(Federation.name)).scalars()
+            found = [(row.reason, row.reason_detail) for row in rows]
+        assert found == [("round 1 failed: too few", "missing: north, south"), ("tea", "")]
 
     def test_can_be_taken_back(self, empty_db: Database) -> None:
         for _ in range(2):

@@ -568,6 +568,13 @@ class TestWhoMayUpload:
         mixed = "_".join([*north.split("_", 2)[:2], south.split("_", 2)[2]])
         refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, mixed))
 
+    def test_an_upload_under_way_ends_with_its_token(self, desk: Desk, sites: Sites) -> None:
+        upload = whole(desk, sites[0], desk.body(1))
+        enrolment.rotate(desk.ctx, OPERATOR, desk.name, "north")
+        refused(NotAuthenticated, "invalid-token", upload.finish)
+        upload.abandon()
+        assert count(desk.db, Update, Transfer) == [0, 0]
+
     @pytest.mark.parametrize("end", ["revoked", "left"])
     def test_an_upload_under_way_ends_with_the_clients_access(self, clean_db: Database, end: str) -> None:
         """A token is checked when a request begins; its bytes may take hours."""

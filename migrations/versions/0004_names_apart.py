@@ -1,0 +1,40 @@
+"""Names of sites stand apart from reasons, which clients read; the audit log cannot be written over on SQLite."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+
+revision: str = "0004"
+down_revision: str | Sequence[str] | None = "0003"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+_NAMES = "; missing: "  # what reasons ended with until now
+
+
+def upgrade() -> None:
+    """Bring the schema up to this revision."""
+    for name in ("federations", "rounds"):
+        op.add_column(name, sa.Column("reason_detail", sa.Text(), nullable=False, server_default=""))
+        table = sa.table(name, sa.column("id"), sa.column("reason"), sa.column("reason_detail"))
+        connection = op.get_bind()
+        for row in connection.execute(sa.select(table).where(table.c.reason.contains(_NAMES))).all():
+            reason, _, names = row.reason.partition(_NAMES)
+            values = {"reason": reason, "reason_detail": _NAMES.removeprefix("; ") + names}
+            connection.execute(sa.update(table).where(table.c.id == row.id).values(values))
+    if op.get_bind().dialect.name == "sqlite":
+        # INSERT OR REPLACE deletes the old row without a word to the trigger against deletions.
+        op.execute(
+            "CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit "
+            "WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id) "
+            "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+        )
+
+
+def downgrade() -> None:
+    """Take it back."""
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute("DROP TRIGGER audit_no_replace")
+    for name in ("federations", "rounds"):
+        op.drop_column(name, "reason_detail")

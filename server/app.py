@@ -15,6 +15,7 @@ from server.api import clients, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
 from server.api.news import News
+from server.api.plain_bodies import PlainBodies
 from server.api.request_id import RequestIds
 from server.api.streaming import Stalled
 from server.service.context import Context
@@ -70,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     for module in (clients, federations, rounds):
         app.include_router(module.router, responses=errors.problem_responses(503))
     app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes)
+    app.add_middleware(PlainBodies)
     app.add_middleware(errors.LastResort)
     app.add_middleware(RequestIds)
     _describe_problems(app)

@@ -58,25 +58,31 @@ def store(db: Database, data: bytes, now: float) -> str:
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone at once when there is no such blob."""
-    wanted = select(BlobChunk.start).where(BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin)
+    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone, at once, when some are not there."""
+    wanted = select(BlobChunk.start, BlobChunk.size_bytes).where(
+        BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin
+    )
     if end is not None:
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
-        if session.get(Blob, blob_id) is None:
-            raise _dropped()
-        starts = list(session.execute(wanted.order_by(BlobChunk.start)).scalars())
-    return _pieces(db, blob_id, starts, begin, end)
+        blob = session.get(Blob, blob_id)
+        chunks = [(start, size) for start, size in session.execute(wanted.order_by(BlobChunk.start))]
+    known = begin
+    for start, size in chunks:
+        known = start + size if start <= known else known
+    if blob is None or known < (blob.size_bytes if end is None else min(end, blob.size_bytes)):
+        raise _dropped()
+    return _pieces(db, blob_id, chunks, begin, end)
 
 
-def _pieces(db: Database, blob_id: str, starts: list[int], begin: int, end: int | None) -> Iterator[bytes]:
-    for start in starts:
+def _pieces(db: Database, blob_id: str, chunks: list[tuple[int, int]], begin: int, end: int | None) -> Iterator[bytes]:
+    for start, size in chunks:
         with db.read() as session:
-            chunk = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            data = session.execute(chunk).scalar_one_or_none()
+            query = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
+            data = session.execute(query).scalar_one_or_none()
         if data is None:
             raise _dropped()
-        yield data[max(begin - start, 0) : None if end is None else end - start]
+        yield data[max(begin - start, 0) : size if end is None else min(end - start, size)]
 
 
 def _dropped() -> Gone:

@@ -17,6 +17,7 @@ from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
 from server.api.headers import SecurityHeaders
 from server.api.news import News
+from server.api.plain_bodies import PlainBodies
 from server.api.proxies import Proxies
 from server.api.request_id import RequestIds
 from server.api.request_limits import RequestLimits
@@ -81,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """The last one added is the first to see a request."""
     app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes, max_s=settings.json_body_s)
+    app.add_middleware(PlainBodies)
     app.add_middleware(
         RequestLimits, requests_per_s=settings.requests_per_s, uploads_per_client=settings.uploads_per_client
     )

@@ -1,8 +1,9 @@
 """Joining, and what a client may do with its own record."""
 
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from server.api.access import AnyCaller, ClientIdentity, Credentials, Ctx, address_of, bearer, certificate_of
 from server.api.errors import problem_responses
@@ -13,9 +14,8 @@ from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, J
 router = APIRouter(tags=["clients"])
 
 
-@router.get("/v1/join", responses=problem_responses(401, 403, 429))
-def preview(request: Request, ctx: Ctx, credentials: Credentials) -> FederationPlanAnswer:
-    """The plan behind an invite, to check the data against before joining; the invite stays unused."""
+def look_behind(request: Request, ctx: Ctx, credentials: Credentials) -> FederationPlanAnswer:
+    """What the request's invite leads to; who has none learns nothing, not even of faults in the body."""
     try:
         return enrolment.preview(ctx, bearer(credentials))
     except NotAuthenticated:
@@ -23,14 +23,19 @@ def preview(request: Request, ctx: Ctx, credentials: Credentials) -> FederationP
         raise
 
 
-@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 422, 429))
-def join(request: Request, ctx: Ctx, credentials: Credentials, body: JoinRequest) -> JoinAnswer:
+Invited = Annotated[FederationPlanAnswer, Depends(look_behind)]
+
+
+@router.get("/v1/join", responses=problem_responses(401, 403, 429))
+def preview(invited: Invited) -> FederationPlanAnswer:
+    """The plan behind an invite, to check the data against before joining; the invite stays unused."""
+    return invited
+
+
+@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 415, 422, 429))
+def join(request: Request, ctx: Ctx, credentials: Credentials, _invited: Invited, body: JoinRequest) -> JoinAnswer:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
-    try:
-        return enrolment.join(ctx, bearer(credentials), body, address_of(request), certificate_of(request))
-    except NotAuthenticated:
-        request.app.state.throttle.note_failure(address_of(request))
-        raise
+    return enrolment.join(ctx, bearer(credentials), body, address_of(request), certificate_of(request))
 
 
 @router.get("/v1/me", responses=problem_responses(401, 403, 429))
@@ -39,7 +44,7 @@ def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
     return enrolment.me(ctx, identity)
 
 
-@router.patch("/v1/me", responses=problem_responses(401, 403, 413, 422, 429))
+@router.patch("/v1/me", responses=problem_responses(401, 403, 413, 415, 422, 429))
 def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
     """New class counts; they take effect with the next round."""
     return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts)

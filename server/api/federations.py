@@ -34,7 +34,7 @@ _EXAMPLE = {
     "rounds": {"count": 50, "min_clients": 3, "quorum": 0.8, "deadline_s": 3600},
 }
 _READ = problem_responses(401, 403, 404, 422, 429)
-_CHANGE = problem_responses(401, 403, 404, 409, 413, 422, 429)
+_CHANGE = problem_responses(401, 403, 404, 409, 413, 415, 422, 429)
 Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 

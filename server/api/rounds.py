@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from server.api.access import ClientIdentity, Ctx
 from server.api.errors import TENSORS, problem, problem_responses
 from server.api.streaming import MEDIA_TYPE, parse_digest, pieces, send_blob
-from server.core.errors import InvalidInput
 from server.service import evaluations, tasks, uploads
 from server.store.blobs import CHUNK_BYTES
 from shared.evaluation import Evaluation
@@ -22,7 +21,7 @@ IDLE_S = 60.0
 FLUSH_S = 5.0  # on a slow link bytes are stored at least so often: the round must see that they still come
 MAX_WAIT_S = 60.0
 _BODY = {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
-_REFUSALS = problem_responses(401, 403, 404, 408, 409, 410, 413, 422, 429)
+_REFUSALS = problem_responses(401, 403, 404, 408, 409, 410, 413, 415, 422, 429)
 RoundId = Annotated[int, Path(ge=0, lt=2**31)]  # what the database can look for
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for news.")]
 After = Annotated[str, Query(max_length=64, description="The ticket of the last answer: wait until it changes.")]
@@ -80,7 +79,6 @@ async def put_update(
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: of the body.")] = None,
 ) -> UpdateReceipt:
     """Upload this client's update in one go. The same body again is answered in the same way."""
-    _refuse_encoding(request)
     digest = parse_digest(content_digest, "Content-Digest")
     length = _declared_length(request)
     upload = await run_in_threadpool(uploads.Upload, ctx, identity, round_id, digest, length)
@@ -114,7 +112,6 @@ async def patch_update(
     repr_digest: Annotated[str, Header(description="sha-256=:BASE64: of the whole upload.")],
 ) -> Response:
     """Append to a resumable upload; the last part, if the whole is valid, is answered with the receipt."""
-    _refuse_encoding(request)
     digest = parse_digest(repr_digest, "Repr-Digest") or ""
     part = await run_in_threadpool(uploads.UploadPart, ctx, identity, round_id, upload_offset, upload_length, digest)
     async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
@@ -129,7 +126,7 @@ async def patch_update(
 @router.put(
     "/v1/models/{number}/evaluation",
     status_code=HTTPStatus.NO_CONTENT,
-    responses=problem_responses(401, 403, 404, 413, 422, 429),
+    responses=problem_responses(401, 403, 404, 413, 415, 422, 429),
 )
 def put_evaluation(
     ctx: Ctx, identity: ClientIdentity, number: Annotated[int, Path(ge=0, lt=2**31)], result: Evaluation
@@ -147,11 +144,6 @@ def _status_headers(status: uploads.UploadStatus) -> dict[str, str]:
     if status.length_bytes is not None:
         headers["Upload-Length"] = str(status.length_bytes)
     return headers
-
-
-def _refuse_encoding(request: Request) -> None:
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise InvalidInput("encoded-body", "Bodies must not be compressed.", next_step="Leave Content-Encoding out.")
 
 
 def _declared_length(request: Request) -> int | None:

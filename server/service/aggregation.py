@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import safetensors.torch
 from sqlalchemy import or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -20,11 +19,12 @@ from server.core.rounds import Fail
 from server.service.context import Context, facts_of, half_of, load_roster
 from server.service.history import pooled_accuracy
 from server.service.progress import advance, fail_round
+from server.service.tensors import load_part, load_tensors
 from server.store import blobs
 from server.store.objects import ObjectStoreError
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Round, Update
-from shared.methods.base import ClientRecord, ServerState, Tensors
+from shared.methods.base import PERSONAL, SHARED, ClientRecord, ServerState, Tensors
 from shared.schemas import TrainingReport
 from shared.wire import encode
 
@@ -80,7 +80,7 @@ class Aggregator:
                 fold = self._folds[round_id] = RoundFold(half_of(federation.plan))
             for row in landed:
                 self._on_stage("before-fold")
-                tensors = safetensors.torch.load(blobs.read_all(self._ctx.db, row.blob_id))
+                tensors = load_part(self._ctx.db, row.blob_id, SHARED)
                 fold.add(row.client_id, tensors, TrainingReport.model_validate_json(row.report))
                 self._on_stage("after-fold")
             if state == "aggregating":
@@ -128,8 +128,8 @@ class Aggregator:
             round_ = session.get_one(Round, round_id)
             base = session.get_one(Model, (federation.id, round_.base_model))
         facts, roster = facts_of(round_.facts), load_roster(round_.roster)
-        private = safetensors.torch.load(blobs.read_all(ctx.db, base.private_blob_id)) if base.private_blob_id else {}
-        previous = ServerState(safetensors.torch.load(blobs.read_all(ctx.db, base.blob_id)), private)
+        private = load_tensors(ctx.db, base.private_blob_id) if base.private_blob_id else {}
+        previous = ServerState(load_tensors(ctx.db, base.blob_id), private)
         state = fold.finish(previous, self._uploads(round_id, roster), roster, facts)
         self._on_stage("before-store")
         now = ctx.clock()
@@ -142,7 +142,10 @@ class Aggregator:
         self._on_stage("after-publish")
 
     def _uploads(self, round_id: int, roster: list[ClientRecord]) -> Iterator[tuple[ClientRecord, Tensors]]:
-        """The personal tensors of the round's updates, one at a time, in the order of the clients' names."""
+        """The personal tensors of the round's updates, one at a time, in the order of the clients' names.
+
+        They are read here and not kept from the fold: all of them together could be as large as all the models.
+        """
         records = {client.id: client for client in roster}
         with self._ctx.db.read() as session:
             query = select(Client.name, Update.blob_id).join(Update, Update.client_id == Client.id)
@@ -150,8 +153,7 @@ class Aggregator:
                 (name, blob_id) for name, blob_id in session.execute(query.where(Update.round_id == round_id))
             )
         for name, blob_id in rows:
-            tensors = safetensors.torch.load(blobs.read_all(self._ctx.db, blob_id or ""))
-            yield records[name], personal_part(tensors)
+            yield records[name], personal_part(load_part(self._ctx.db, blob_id or "", PERSONAL))
 
     def _publish(self, session: Session, round_id: int, model_id: str, private_id: str | None) -> None:
         ctx = self._ctx

@@ -4,27 +4,48 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import safetensors.torch
-from pydantic import ValidationError
-from sqlalchemy import select
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 
 from server.core.errors import Conflict, InvalidInput
+from server.core.rounds import ENDED, FederationState
 from server.service import history, reports
 from server.service.context import Actor, Context, client_record, facts_of, half_of, load_roster, plan_of, record
 from server.service.federations import load, show
 from server.service.progress import latest_model
 from server.service.tasks import serving_basis
 from server.store import blobs
-from server.store.tables import Blob, Client, Federation, Model
-from shared.methods.base import ServerState, Tensors
+from server.store.tables import Client, Federation, Model, Round
+from shared.methods.base import ServerHalf, ServerState, Tensors
 from shared.plan import FederationPlan, validate_plan
 from shared.problems import WireError
 from shared.wire import Spec, decode, encode
 
 FORMAT = 1
 _MAX_FILE_BYTES = 8 * 1024**3
+Parsed = TypeVar("Parsed", bound=BaseModel)
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Summary(BaseModel):
+    """federation.json: how the federation stood."""
+
+    model_config = ConfigDict(frozen=True)
+    format: int
+    model: _Count
+    rounds_done: _Count
+    failed_since: int = Field(0, ge=0, le=10_000, description="Rounds that failed after the one that made the model.")
+    state: FederationState
+    reason: str = Field("", max_length=10_000)
+    best_accuracy: float | None = Field(None, ge=0, le=1)
+    best_model: _Count | None = None
+    stale_rounds: _Count = 0
+    server_state: bool = Field(False, description="Whether server-state.safetensors belongs to it.")
 
 
 def export(ctx: Context, actor: Actor, name: str, target: Path) -> Path:
@@ -66,22 +87,28 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
         names = {row.id for row in load_roster(roster_json)}
         query = select(Client).where(Client.federation_id == federation.id).order_by(Client.joined_at)
         clients = {row.name: client_record(row) for row in session.execute(query).scalars() if row.name in names}
+        failed = select(func.count()).where(
+            Round.federation_id == federation.id, Round.number > model.number, Round.state == "failed"
+        )
+        summary = Summary(
+            format=FORMAT,
+            model=model.number,
+            rounds_done=view.rounds_done,
+            failed_since=session.execute(failed).scalar_one(),
+            state=view.state,
+            reason=federation.reason,
+            best_accuracy=view.best_accuracy,
+            best_model=view.best_model,
+            stale_rounds=federation.stale_rounds,
+            server_state=model.private_blob_id is not None,
+        )
     private: Tensors = {}
     if model.private_blob_id:
         private_bytes = blobs.read_all(ctx.db, model.private_blob_id)
         private = safetensors.torch.load(private_bytes)
         yield "server-state.safetensors", private_bytes
     rounds = [round_.model_dump() for round_ in reports.rounds(ctx, name, None, 0, 1_000_000)]
-    summary = {
-        "format": FORMAT,
-        "model": model.number,
-        "rounds_done": view.rounds_done,
-        "state": view.state,
-        "best_accuracy": view.best_accuracy,
-        "best_model": view.best_model,
-        "stale_rounds": federation.stale_rounds,
-    }
-    yield "federation.json", json.dumps(summary, indent=2).encode()
+    yield "federation.json", summary.model_dump_json(indent=2).encode()
     yield "plan.json", plan_of(federation.plan).model_dump_json(indent=2).encode()
     yield "history.csv", csv.encode()
     yield "history.json", json.dumps(rounds, indent=2).encode()
@@ -94,41 +121,35 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = None) -> str:
-    """Bring an exported federation back, paused or finished; sites join it again with new invites. Its name."""
+    """Bring an exported federation back: ended as it was, else paused; sites join it again with new invites. Its name.
+
+    History stays in the archive, but the number of a round that failed since the last model is not given again.
+    """
     files = _read(source)
-    try:
-        summary = json.loads(files["federation.json"])
-        plan = FederationPlan.model_validate_json(files["plan.json"])
-        if summary["format"] != FORMAT:
-            raise InvalidInput("unknown-format", f"{source} was written in format {summary['format']}, not {FORMAT}.")
-        number, done = int(summary["model"]), int(summary["rounds_done"])
-    except (KeyError, ValueError, TypeError, ValidationError) as error:
-        raise InvalidInput("not-an-export", f"{source} is not an exported federation: {error}.") from error
+    summary = _parsed(Summary, files, "federation.json", source)
+    if summary.format != FORMAT:
+        raise InvalidInput("unknown-format", f"{source} was written in format {summary.format}, not {FORMAT}.")
+    plan = _parsed(FederationPlan, files, "plan.json", source)
     if new_name:
         plan = validate_plan(plan.model_dump() | {"name": new_name})
-    plan_json, now = plan.model_dump_json(), ctx.clock()
-    start = half_of(plan_json).initial_state()
-    try:
-        shared, _ = decode(files.get("model.safetensors", b""), Spec.of(start.shared))
-    except WireError as error:
-        raise InvalidInput("not-an-export", f"The model in {source} does not fit its plan: {error}") from error
+    plan_json, now, number = plan.model_dump_json(), ctx.clock(), summary.model
+    shared, private = _tensors(files, summary, half_of(plan_json), source)
     model_id = blobs.store(ctx.db, encode(shared, {"plan": plan_json, "model": str(number)}), now)
-    private_bytes = files.get("server-state.safetensors")
-    private_id = blobs.store(ctx.db, private_bytes, now) if private_bytes else None
-    finished = done >= plan.rounds.count
+    private_id = blobs.store(ctx.db, encode(private), now) if private else None
+    ended = summary.state in ENDED
     try:
         with ctx.db.write() as session:
             federation = Federation(
                 name=plan.name,
                 plan=plan_json,
-                state="finished" if finished else "paused",
-                reason=f"imported after round {number}",
+                state=summary.state if ended else "paused",
+                reason=summary.reason if ended else f"imported after round {number}",
                 created_at=now,
                 state_since=now,
-                completed_rounds=done,
-                best_accuracy=summary.get("best_accuracy"),
-                best_model=summary.get("best_model"),
-                stale_rounds=summary.get("stale_rounds", 0),
+                completed_rounds=summary.rounds_done,
+                best_accuracy=summary.best_accuracy,
+                best_model=summary.best_model,
+                stale_rounds=summary.stale_rounds,
                 version=0,
             )
             session.add(federation)
@@ -137,10 +158,25 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
                 Model(
                     federation_id=federation.id,
                     number=number,
-                    blob_id=session.get_one(Blob, model_id).id,
+                    blob_id=model_id,
                     private_blob_id=private_id,
                     created_at=now,
                 )
+            )
+            session.add_all(
+                Round(
+                    federation_id=federation.id,
+                    number=number + place,
+                    base_model=number,
+                    state="failed",
+                    reason="it failed before the federation was exported",
+                    facts="{}",
+                    roster="[]",
+                    opened_at=now,
+                    deadline_at=now,
+                    closed_at=now,
+                )
+                for place in range(1, summary.failed_since + 1)
             )
             record(session, ctx, actor, "federation.import", plan.name)
     except IntegrityError as error:
@@ -148,6 +184,34 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
             "name-taken", f"There is a federation {plan.name!r} already.", next_step="Choose another with --name."
         ) from error
     return plan.name
+
+
+def _parsed(kind: type[Parsed], files: dict[str, bytes], name: str, source: Path) -> Parsed:
+    try:
+        return kind.model_validate_json(files.get(name, b""))
+    except ValidationError as error:
+        place, what = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise InvalidInput(
+            "not-an-export",
+            f"{source} is not an exported federation: {'.'.join(map(str, (name, *place)))}: {what}.",
+            next_step="Name a folder or a .zip that `federation export` wrote.",
+        ) from error
+
+
+def _tensors(files: dict[str, bytes], summary: Summary, half: ServerHalf, source: Path) -> tuple[Tensors, Tensors]:
+    """The model and the private state, if they are what the plan's method works with."""
+    place, data = "model", files.get("model.safetensors", b"")
+    try:
+        shared, _ = decode(data, Spec.of(half.initial_state().shared))
+        place, data = "server state", files.get("server-state.safetensors", b"")
+        private: Tensors = {}
+        if data:
+            private, _ = decode(data, half.private_spec(Spec.of(safetensors.torch.load(data))))
+        if summary.server_state and not private:
+            raise WireError("server-state.safetensors is missing or empty.")
+    except (WireError, SafetensorError) as error:
+        raise InvalidInput("not-an-export", f"The {place} in {source} does not fit its plan: {error}") from error
+    return shared, private
 
 
 def _read(source: Path) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 import json
 from functools import lru_cache
 
-import safetensors.torch
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -22,6 +21,7 @@ from server.service.context import (
 from server.service.enrolment import Identity, refuse_outdated
 from server.service.federations import load
 from server.service.progress import active_clients, latest_model, round_under_way, waiting_for
+from server.service.tensors import load_tensors
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Blob, Client, Federation, Model, Participant, Personal, Round, Update
@@ -199,4 +199,4 @@ def _personal(
 
 @lru_cache(maxsize=2)
 def _private_state(db: Database, blob_id: str) -> Tensors:
-    return safetensors.torch.load(blobs.read_all(db, blob_id))
+    return load_tensors(db, blob_id)

@@ -92,16 +92,20 @@ def store(db: Database, data: bytes, now: float) -> str:
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone at once when there is no such blob."""
+    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone, at once, when some are not there."""
     wanted = select(BlobChunk.start, BlobChunk.size_bytes, BlobChunk.object_key).where(
         BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin
     )
     if end is not None:
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
-        if session.get(Blob, blob_id) is None:
-            raise _dropped()
+        blob = session.get(Blob, blob_id)
         chunks = [row._tuple() for row in session.execute(wanted.order_by(BlobChunk.start))]
+    known = begin
+    for start, size, _ in chunks:
+        known = start + size if start <= known else known
+    if blob is None or known < (blob.size_bytes if end is None else min(end, blob.size_bytes)):
+        raise _dropped()
     return _pieces(db, blob_id, chunks, begin, end)
 
 
@@ -114,8 +118,8 @@ def _pieces(
             yield _from_object(db, key, first, last)
             continue
         with db.read() as session:
-            chunk = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            data = session.execute(chunk).scalar_one_or_none()
+            query = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
+            data = session.execute(query).scalar_one_or_none()
         if data is None:
             raise _dropped()
         yield data[first:last]

@@ -83,6 +83,13 @@ class ServerHalf(ABC):
     def update_spec(self, facts: Facts) -> Spec:
         """The tensors of an update, by their wire names."""
 
+    def private_spec(self, found: Spec) -> Spec:
+        """What stored private state with the tensors of `found` must look like, before anything is computed with it.
+
+        Unless a method says more: what it starts with is there and has its shape.
+        """
+        return found | Spec.of(self.initial_state().private)
+
     def weight(self, report: TrainingReport) -> int:
         """The weight of an update in the mean."""
         return report.samples if self.plan.averaging == "samples" else 1

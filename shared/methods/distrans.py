@@ -117,6 +117,18 @@ class DistransServer(ServerHalf):
             private |= {_GENERATOR + name: value for name, value in trainer.state().items()}
         return ServerState(shared=mean, private=private)
 
+    @override
+    def private_spec(self, found: Spec) -> Spec:
+        names = found.entries.keys()
+        offsets = [name for name in names if name == _MEAN_OFFSET or name.startswith(_LAST_OFFSET)]
+        spec = Spec(dict.fromkeys(offsets, Entry(self.plan.image.shape, torch.float32)))
+        if any(name.startswith(_GENERATOR) for name in names):
+            trainer = GeneratorTrainer(self.plan, self.options.generator.model_copy(update={"steps": 1}))
+            # After one step its optimiser has all the tensors that it will ever have.
+            trainer.regress(torch.zeros(len(self.plan.classes)), torch.zeros(self.plan.image.shape))
+            spec |= Spec.of(trainer.state()).prefixed(_GENERATOR)
+        return spec
+
     def _generator(self, state: ServerState) -> GeneratorTrainer:
         trainer = GeneratorTrainer(self.plan, self.options.generator)
         stored = {

@@ -284,7 +284,9 @@ class TestDamage:
             )
         scene.aggregate()
         assert scene.view.state == "paused"
-        assert scene.view.reason.startswith("round 2 failed: aggregation failed; SafetensorError")
+        assert scene.view.reason.startswith(
+            "round 2 failed: aggregation failed; Gone: These tensors are no longer kept."
+        )
         assert [(row.state, row.closed_at) for row in scene.rounds()][1:] == [("failed", scene.clock.now)]
         federations.resume(scene.ctx, OPERATOR, scene.name)
         assert (scene.round.number, scene.rounds()[-1].base_model) == (3, 1)

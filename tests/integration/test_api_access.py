@@ -356,6 +356,15 @@ class TestInvites:
         again = world.api.call("POST", "/v1/join", token, json=body)
         assert (again.status_code, again.json()["code"]) == (403, "invite-used")
 
+    def test_faults_of_a_body_are_shown_to_holders_of_an_invite_alone(self, world: World) -> None:
+        for body in ({}, {"name": "a b"}, {"name": "north", "class_counts": {}, "speed": 1}):
+            for caller, code in INVITES.items():
+                answer = world.send(Route("POST", "/v1/join", INVITE, options={"json": body}), caller)
+                assert (answer.status_code, answer.json()["code"]) == (STATUSES[code], code)
+            assert world.api.call("POST", "/v1/join", None, json=body).json()["code"] == "no-token"
+        refused = world.api.call("POST", "/v1/join", invite(world.api, "pets"), json={})
+        assert refused.json()["code"] == "invalid-request"
+
 
 def follow(site: Site, model: int) -> None:
     """Wait until the coordinator has published this model."""

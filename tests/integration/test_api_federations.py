@@ -1,6 +1,7 @@
 """What operators call: federations, their history, liveness and figures; and the form that all errors share."""
 
 import csv
+import gzip
 import io
 import itertools
 import json
@@ -153,6 +154,13 @@ class TestBodies:
             answer = api.call("POST", "/v1/federations", content=body, headers=headers)
             assert problem_of(answer) == (422, "invalid-request")
             assert answer.json()["errors"][0].startswith("body: ")
+
+    def test_compressed(self, api: Api) -> None:
+        body = gzip.compress(new_plan().model_dump_json().encode())
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = api.call("POST", "/v1/federations", content=body, headers=headers)
+        assert problem_of(answer) == (415, "encoded-body")
+        assert (answer.headers["Accept-Encoding"], bool(answer.json()["next_step"])) == ("identity", True)
 
     def test_too_large_by_its_length(self, api: Api) -> None:
         body = json.dumps({"name": "x", "classes": ["a", "b" * 30_000]}).encode()

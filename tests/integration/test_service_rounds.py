@@ -9,6 +9,7 @@ from threading import Barrier
 
 import pytest
 import safetensors.torch
+import torch
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import delete, select, text
@@ -39,10 +40,10 @@ from server.store import blobs, schema
 from server.store.session import Database, DatabaseError
 from server.store.tables import Blob, BlobChunk, Client, Federation, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
-from shared.methods import server_half
+from shared.methods import METHODS, server_half
 from shared.methods.base import ServerState
 from shared.plan import FederationPlan
-from shared.wire import digest
+from shared.wire import digest, encode
 
 TINY_NETWORK = {
     "name": "distrans",
@@ -713,7 +714,8 @@ class TestRetention:
         pieces = blobs.read(clean_db, kept.id)
         with clean_db.write() as session:
             session.execute(delete(BlobChunk).where(BlobChunk.blob_id == kept.id))
-        refused(Gone, "tensors-dropped", lambda: list(pieces))
+        for step in (lambda: list(pieces), lambda: blobs.read(clean_db, kept.id, 0, 8)):
+            refused(Gone, "tensors-dropped", step)
         orphan = blobs.store(clean_db, b"of no use", desk.clock.now)
         with clean_db.write() as session:
             blobs.drop(session, orphan)
@@ -918,6 +920,88 @@ class TestArchive:
         archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export.zip")
         archive.restore(desk.ctx, OPERATOR, tmp_path / "export.zip", "copy")
         assert federations.show(desk.ctx, "copy").state == "finished"
+
+    def test_finished_early_stays_finished_and_says_why(self, clean_db: Database, tmp_path: Path) -> None:
+        desk = Desk(clean_db, fedavg_plan(count=9, target_accuracy=0.5))
+        north = desk.join("north")
+        evaluations.submit(desk.ctx, north, 0, measured(6))
+        desk.run_round({north: 1})
+        assert (desk.view.state, desk.view.rounds_done) == ("finished", 1)
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export.zip")
+        archive.restore(desk.ctx, OPERATOR, tmp_path / "export.zip", "copy")
+        copy = federations.show(desk.ctx, "copy")
+        assert (copy.state, copy.reason, copy.rounds_done) == ("finished", desk.view.reason, 1)
+        assert "reached the target 0.5" in copy.reason
+
+    def test_cancelled_stays_cancelled(self, clean_db: Database, tmp_path: Path) -> None:
+        desk = Desk(clean_db)
+        federations.cancel(desk.ctx, OPERATOR, desk.name)
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        archive.restore(desk.ctx, OPERATOR, tmp_path / "export", "copy")
+        copy = federations.show(desk.ctx, "copy")
+        assert (copy.state, copy.reason) == ("cancelled", "cancelled by the operator")
+
+    def test_does_not_give_the_number_of_a_failed_round_again(self, clean_db: Database, tmp_path: Path) -> None:
+        """A site that uploaded to round 3 of the original must not meet another round 3."""
+        desk = Desk(clean_db)
+        north = desk.join("north")
+        desk.run_round({north: 1})
+        for _ in range(2):
+            desk.let_pass(60)
+            assert desk.view.state == "paused"
+            federations.resume(desk.ctx, OPERATOR, desk.name)
+        assert desk.round.number == 4, "it is open, so its number has not been used up"
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        archive.restore(desk.ctx, OPERATOR, tmp_path / "export", "copy")
+        copy = Desk(clean_db, desk.plan.model_copy(update={"name": "copy"}), desk.clock, create=False)
+        again = copy.join("north")
+        federations.resume(copy.ctx, OPERATOR, "copy")
+        assert (copy.round.number, copy.rounds()[-1].base_model) == (4, 1)
+        copy.run_round({again: 5})
+        rows = [(row.number, row.state) for row in copy.rounds()]
+        assert rows == [(2, "failed"), (3, "failed"), (4, "done"), (5, "open")]
+        assert [model.number for model in copy.models()] == [1, 4]
+        assert len(reports.rounds(copy.ctx, "copy", again.client_id, 0, 10)) == 4
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_of_every_method_comes_back(self, clean_db: Database, tmp_path: Path, method: str) -> None:
+        """What a round leaves behind at the coordinator is what `private_spec` says that it must be."""
+        tiny = {"generator": TINY_NETWORK["generator"] | {"optimizer": "adam"}} if method == "distrans" else {}
+        desk = Desk(clean_db, small_plan(method={"name": method, **tiny}, rounds={"count": 3}))
+        desk.run_round({desk.join("north"): 1})
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        archive.restore(desk.ctx, OPERATOR, tmp_path / "export", "copy")
+        copy = Desk(clean_db, desk.plan.model_copy(update={"name": "copy"}), create=False)
+        assert (copy.bits(), copy.private_bits()) == (desk.bits(), desk.private_bits())
+
+    def test_refuses_server_state_that_does_not_fit_the_plan(self, clean_db: Database, tmp_path: Path) -> None:
+        """Here and now, not as an aggregation that fails rounds later."""
+        desk = Desk(clean_db, self.PLAN)
+        self.run_rounds(desk, [desk.join("north"), desk.join("south")], range(1, 2))
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        file = tmp_path / "export" / "server-state.safetensors"
+        good = safetensors.torch.load(file.read_bytes())
+        assert {name.partition(".")[0] for name in good} == {"generator", "offset"}
+        for bad, words in (
+            ({name: value for name, value in good.items() if "mlp.0" not in name}, "lacks"),
+            (good | {"generator.net.extra": torch.zeros(1)}, "unknown"),
+            (good | {"offset.of.north": torch.zeros(1, 7, 7)}, "has shape [1, 7, 7]"),
+            (good | {"offset.mean": torch.full((1, 14, 14), torch.nan)}, "not finite"),
+            ({name: value.double() for name, value in good.items()}, "has dtype"),
+            ({}, "server-state.safetensors is missing or empty"),
+            (None, "server-state.safetensors is missing or empty"),
+            (b"damaged", "does not fit its plan"),
+        ):
+            if bad is None:
+                file.unlink()
+            else:
+                file.write_bytes(bad if isinstance(bad, bytes) else encode(bad))
+            error = refused(
+                InvalidInput, "not-an-export", lambda: archive.restore(desk.ctx, OPERATOR, tmp_path / "export", "copy")
+            )
+            assert error.message.startswith("The server state in ")
+            assert words in str(error)
+        assert [view.name for view in federations.list_all(desk.ctx)] == [desk.name]
 
     def test_refuses_to_overwrite(self, clean_db: Database, tmp_path: Path) -> None:
         desk = Desk(clean_db)

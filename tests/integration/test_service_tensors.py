@@ -1,0 +1,89 @@
+"""Parts of stored updates: the right tensors, and no bytes of the others."""
+
+import torch
+from sqlalchemy import delete, select
+from support.plans import small_plan, update_tensors
+from support.service import MEAN_OFFSETS, Desk, run_dry
+
+from server.service.aggregation import Aggregator
+from server.service.tensors import load_part, load_tensors
+from server.store import blobs
+from server.store.session import Database
+from server.store.tables import BlobChunk, Update
+from shared.methods.base import PERSONAL, SHARED
+from shared.wire import encode
+
+LARGE = torch.arange(600_000, dtype=torch.float32)  # more than a chunk
+UPDATE = {
+    "shared.a": LARGE,
+    "personal.offset": torch.ones(2, 3),
+    "shared.steps": torch.tensor(7),
+    "personal.empty": torch.zeros(0, 4),
+    "shared.b": -LARGE,
+    "shared.flag": torch.tensor([True, False]),
+}
+
+
+def chunks(db: Database, blob_id: str) -> list[int]:
+    with db.read() as session:
+        query = select(BlobChunk.start).where(BlobChunk.blob_id == blob_id).order_by(BlobChunk.start)
+        return list(session.execute(query).scalars())
+
+
+def lose(db: Database, blob_id: str, starts: list[int]) -> None:
+    """As a disk would."""
+    with db.write() as session:
+        session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start.in_(starts)))
+
+
+def test_a_part_has_the_tensors_of_its_prefix(clean_db: Database) -> None:
+    blob_id = blobs.store(clean_db, encode(UPDATE, {"report": "{}"}), 0)
+    assert len(chunks(clean_db, blob_id)) == 3
+    whole = load_tensors(clean_db, blob_id)
+    parts = [load_part(clean_db, blob_id, prefix) for prefix in (SHARED, PERSONAL, "nothing.")]
+    assert [set(part) for part in parts] == [
+        {"shared.a", "shared.b", "shared.flag", "shared.steps"},
+        {"personal.empty", "personal.offset"},
+        set(),
+    ]
+    for part in parts:
+        for name, value in part.items():
+            assert (value.dtype, value.shape) == (whole[name].dtype, whole[name].shape)
+            assert value.equal(whole[name])
+
+
+def test_chunks_of_other_tensors_are_not_read(clean_db: Database) -> None:
+    blob_id = blobs.store(clean_db, encode(UPDATE), 0)
+    lose(clean_db, blob_id, chunks(clean_db, blob_id)[1:])
+    assert load_part(clean_db, blob_id, PERSONAL)["personal.offset"].equal(torch.ones(2, 3))
+
+
+def test_a_round_ends_without_reading_the_folded_models_again(clean_db: Database) -> None:
+    """Of each update only the offset is left to read: a round of large models ends soon after the last upload."""
+    plan = small_plan(
+        method=MEAN_OFFSETS, model={"dense_dim": 10_000}, image={"height": 32, "width": 32}, rounds={"min_clients": 2}
+    )
+    desk = Desk(clean_db, plan)
+    sites = [desk.join("north"), desk.join("south")]
+    for seed, who in enumerate(sites):
+        desk.upload(who, seed)
+    expected = torch.stack([offset_of(desk, seed) for seed in range(2)]).double().mean(dim=0).float()
+    folded = 0
+
+    def lose_what_was_folded(stage: str) -> None:
+        nonlocal folded
+        folded += stage == "after-fold"
+        if stage == "after-fold" and folded == len(sites):
+            with clean_db.read() as session:
+                stored = [str(blob_id) for blob_id in session.execute(select(Update.blob_id)).scalars()]
+            for blob_id in stored:
+                lose(clean_db, blob_id, chunks(clean_db, blob_id)[1:])
+
+    run_dry(Aggregator(desk.ctx, lose_what_was_folded))
+    assert (desk.view.rounds_done, desk.view.state) == (1, "running")
+    private = load_tensors(clean_db, str(desk.models()[-1].private_blob_id))
+    assert private["offset.mean"].equal(expected)
+
+
+def offset_of(desk: Desk, seed: int) -> torch.Tensor:
+    return update_tensors(desk.plan, desk.round.facts, seed)["personal.offset"]

@@ -18,6 +18,7 @@ from client_agent.state import StateFolder
 from shared.plan import validate_plan
 
 TOKEN = "an-admin-token-from-a-file"
+END = ("--exit-when-finished", "--log-level", "debug")
 PLAN = validate_plan(
     {
         "name": "digits",
@@ -78,8 +79,7 @@ def test_a_federation_of_sealed_programs(place: Path) -> None:
         join_federation(state, Connection(server=str(coordinator.http.base_url)), invite, "left", str(images))
         client_token = state.identity().token
         agent = LoggedProcess(
-            [*seal(state_folder), PROGRAMS / "distrans-agent", "run", "--port", "0", "--log-level", "debug"]
-            + ["--device", "cpu", "--exit-when-finished"],
+            [*seal(state_folder), PROGRAMS / "distrans-agent", "run", "--port", "0", "--device", "cpu", *END],
             cwd=empty,
             DISTRANS_AGENT_STATE=str(state_folder),
             HOME="/nonexistent",

@@ -82,6 +82,7 @@ def serve(
         check_root_path,
         find_admin_token,
         from_environment,
+        secret,
         split_list,
     )
     from server.store.schema import current_version, require_current, upgrade
@@ -110,7 +111,7 @@ def serve(
     settings = Settings(
         db_url=_url(db, data_dir),
         admin_token=token,
-        scrape_token=os.environ.get("DISTRANS_SCRAPE_TOKEN"),
+        scrape_token=secret("DISTRANS_SCRAPE_TOKEN"),
         retention=Retention(keep_round_uploads=keep_round_uploads),
         **more,
     )
@@ -384,9 +385,9 @@ def _print_view(view: "FederationView") -> None:
 
 
 def _url(db: str | None, data_dir: Path) -> str:
-    from server.settings import default_db_url
+    from server.settings import default_db_url, with_password
 
-    return db or default_db_url(data_dir)
+    return with_password(db) if db else default_db_url(data_dir)
 
 
 def _database(db: str | None, data_dir: Path) -> "Database":

@@ -15,11 +15,12 @@ PROGRAMS = Path(sys.executable).parent
 class LoggedProcess:
     """A child process; its output is kept in `lines`."""
 
-    def __init__(self, command: Sequence[str | Path], **environment: str) -> None:
+    def __init__(self, command: Sequence[str | Path], cwd: Path | None = None, **environment: str) -> None:
         self.lines: list[str] = []
         self._seen = threading.Condition()
         self.process = subprocess.Popen(
             [PROGRAMS / command[0], *command[1:]],
+            cwd=cwd,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -34,6 +35,7 @@ class LoggedProcess:
             with self._seen:
                 self.lines.append(line.rstrip("\n"))
                 self._seen.notify_all()
+        self.process.wait()  # who waits for a line looks whether one can still come
         with self._seen:
             self._seen.notify_all()
 

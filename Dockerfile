@@ -1,0 +1,48 @@
+# Two images from one file:
+#   docker build --target coordinator --build-arg TORCH_INDEX=… --tag distrans-coordinator:0.1.0 .
+#   docker build --target agent --tag distrans-agent:0.1.0 .
+# TORCH_INDEX is the address of an index of PyTorch wheels. The coordinator computes on the CPU and is much smaller with
+# the CPU wheels; the agent's usual wheels bring CUDA with them, and need nothing of it but the host's driver.
+ARG TORCH_INDEX=""
+
+FROM python:3.11.13-slim-bookworm AS build
+ARG TORCH_INDEX
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# An environment without pip: what is copied from here can run the program and install nothing.
+RUN python -m venv --without-pip /opt/distrans
+WORKDIR /source
+COPY pyproject.toml README.md ./
+COPY shared shared
+COPY server server
+COPY client_agent client_agent
+COPY lab lab
+COPY migrations migrations
+RUN python -m pip --python /opt/distrans/bin/python install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[s3]"
+
+FROM python:3.11.13-slim-bookworm AS base
+# The programs need no installer either.
+RUN python -m pip uninstall --yes pip setuptools wheel \
+    && groupadd --gid 10001 distrans \
+    && useradd --uid 10001 --gid distrans --no-create-home --home-dir /var/lib/distrans --shell /usr/sbin/nologin distrans \
+    && install --directory --owner=distrans --group=distrans --mode=0700 /var/lib/distrans
+COPY --from=build /opt/distrans /opt/distrans
+ENV PATH=/opt/distrans/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /var/lib/distrans
+VOLUME /var/lib/distrans
+
+FROM base AS coordinator
+ENV DISTRANS_DATA_DIR=/var/lib/distrans
+EXPOSE 8400
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8400/readyz', timeout=4)"]
+ENTRYPOINT ["distrans-server"]
+CMD ["serve", "--host", "0.0.0.0", "--log-format", "json"]
+
+FROM base AS agent
+ENV DISTRANS_AGENT_STATE=/var/lib/distrans NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+EXPOSE 8500
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8500/healthz', timeout=4)"]
+ENTRYPOINT ["distrans-agent"]
+CMD ["run", "--host", "0.0.0.0"]

@@ -1,0 +1,189 @@
+"""Dockerfile, compose.yaml, systemd units, Kubernetes manifests: checked for what can be known without running them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.programs import needs
+
+from shared import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(sys.executable).parent
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("migrate", "coordinator-a", "coordinator-b", "agent")
+MANIFESTS: list[dict[str, Any]] = [
+    document
+    for file in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+    for document in yaml.safe_load_all(file.read_text())
+]
+
+
+def test_the_dockerfile_has_no_faults() -> None:
+    done = subprocess.run([PROGRAMS / "hadolint", "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def stages() -> dict[str, str]:
+    parts = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return {part.split("\n")[0].rpartition(" AS ")[2]: part for part in parts}
+
+
+def test_the_images() -> None:
+    found = stages()
+    assert list(found) == ["build", "base", "coordinator", "agent"]
+    for name in ("build", "base"):
+        assert re.match(r"python:3\.\d+\.\d+-slim-\w+ ", found[name]), "the base is pinned by its version"
+    for name in ("coordinator", "agent"):
+        assert found[name].startswith("base AS "), "no compiler and no installer comes along"
+        assert "HEALTHCHECK" in found[name]
+        assert "USER" not in found[name]
+    assert re.search(r"^USER 10001:10001$", found["base"], re.MULTILINE)
+    assert 'ARG TORCH_INDEX=""' in DOCKERFILE
+    assert "://" not in DOCKERFILE.replace("http://127.0.0.1", ""), "no host is named"
+
+
+def test_what_the_images_copy_is_in_the_context() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE):
+        for source in line.split():
+            assert (ROOT / source).exists()
+            assert f"!{source}" in ignored
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_of_compose(name: str) -> None:
+    service = SERVICES[name]
+    image, _, tag = service["image"].partition(":")
+    assert re.match(r"\d+\.\d+", tag), "images are pinned by their version"
+    if name in OURS:
+        assert tag == __version__
+        assert service["build"]["target"] in stages()
+        assert image == f"distrans-{service['build']['target']}"
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["user"] == "10001:10001"
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
+    for secret in service.get("secrets", []):
+        assert secret in COMPOSE["secrets"]
+    for variable, value in service.get("environment", {}).items():
+        if variable.endswith("_FILE"):
+            assert value.removeprefix("/run/secrets/") in service["secrets"]
+        assert not re.search(r"(TOKEN|PASSWORD)$", variable), "secrets are files"
+    for volume in service.get("volumes", []):
+        source = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
+        assert source in COMPOSE["volumes"] or source == "./images" or (ROOT / source).exists()
+    for network in service.get("networks", []):
+        assert network in COMPOSE["networks"]
+    for other, wanted in service.get("depends_on", {}).items():
+        condition = wanted["condition"]
+        healthy = "healthcheck" in SERVICES[other] or "HEALTHCHECK" in stages()[SERVICES[other]["build"]["target"]]
+        assert healthy or condition == "service_completed_successfully"
+
+
+def test_compose_as_a_whole() -> None:
+    upstreams = SERVICES["caddy"]["environment"]["DISTRANS_UPSTREAMS"].split()
+    assert upstreams == ["coordinator-a:8400", "coordinator-b:8400"]
+    subnet = COMPOSE["networks"]["inside"]["ipam"]["config"][0]["subnet"]
+    assert SERVICES["coordinator-a"]["environment"]["DISTRANS_TRUSTED_PROXIES"] == subnet
+    (device,) = SERVICES["agent"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert SERVICES["agent"]["profiles"] == ["agent"]
+    for secret in COMPOSE["secrets"].values():
+        assert secret["file"].startswith("./secrets/")
+    assert "secrets/" in (ROOT / ".gitignore").read_text()
+
+
+def test_compose_reads_it() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
+        pytest.skip("docker compose is not installed; the tests above check what it would")
+    done = subprocess.run([docker, "compose", "config", "--quiet"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("unit", ["distrans-server", "distrans-agent"])
+def test_systemd_units(unit: str, tmp_path: Path) -> None:
+    """systemd reads them without a complaint, and they start programs and options that there are."""
+    analyze = needs("systemd-analyze")
+    text = (ROOT / "deploy" / "systemd" / f"{unit}.service").read_text()
+    assert text.count("ExecStart=/opt/distrans/bin/") == 1
+    copy = tmp_path / f"{unit}.service"
+    copy.write_text(text.replace("/opt/distrans/bin", str(PROGRAMS)))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", "--generators=no", copy], capture_output=True, text=True, env=os.environ
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for setting in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):
+        assert re.search(f"^{setting}$", text, re.MULTILINE)
+
+
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
+
+
+def pods() -> list[dict[str, Any]]:
+    return [manifest["spec"]["template"] for manifest in of_kind("Deployment") + of_kind("Job")]
+
+
+def test_what_kubernetes_gets() -> None:
+    kinds = sorted(manifest["kind"] for manifest in MANIFESTS)
+    assert kinds == ["ConfigMap", "Deployment", "Ingress", "Job", "PodDisruptionBudget", "Service"]
+    for manifest in MANIFESTS:
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", manifest["metadata"]["name"])
+    (deployment,) = of_kind("Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    (job,) = of_kind("Job")
+    assert job["metadata"]["name"].endswith(__version__)
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == ["db", "upgrade"]
+
+
+def test_references_between_manifests() -> None:
+    (deployment,), (service,), (budget,), (ingress,), (config,) = map(
+        of_kind, ("Deployment", "Service", "PodDisruptionBudget", "Ingress", "ConfigMap")
+    )
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+    (rule,) = ingress["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert backend["name"] == service["metadata"]["name"]
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    for pod in pods():
+        assert pod["spec"]["containers"][0]["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for variable, value in config["data"].items():
+        if variable.endswith("_FILE"):
+            assert str(Path(value).parent) in mounted
+
+
+@pytest.mark.parametrize("pod", pods(), ids=lambda pod: pod["spec"]["containers"][0]["name"])
+def test_a_pod_may_do_little(pod: dict[str, Any]) -> None:
+    spec = pod["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    assert container["image"] == f"distrans-coordinator:{__version__}"
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"requests", "limits"} <= container["resources"].keys()
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}

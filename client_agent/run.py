@@ -11,9 +11,10 @@ from rich.console import Console
 
 from client_agent.agent import Agent
 from client_agent.api import create_app
-from client_agent.coordinator import Coordinator, open_http
+from client_agent.coordinator import Coordinator
 from client_agent.data import open_data
 from client_agent.errors import AgentEnded, Stopped
+from client_agent.network import open_http
 from client_agent.serving import PredictionQueue
 from client_agent.settings import RunOptions, ServeOptions
 from client_agent.state import StateFolder

@@ -2,94 +2,62 @@
 
 import logging
 import random
-import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from client_agent.errors import AgentEnded, Refused, Stopped
-from client_agent.settings import Connection
-from shared import __version__
+from client_agent.errors import AgentEnded, ForeignAnswer, Refused, Stopped
+from client_agent.network import LONG_POLL_S, explain
 from shared.evaluation import Evaluation
 from shared.problems import DistransError
-from shared.schemas import ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, TaskAnswer, UpdateReceipt
+from shared.schemas import ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, Problem, TaskAnswer, UpdateReceipt
 from shared.wire import digest, digest_header
 
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
-WAIT_S = 30.0
 RESUMABLE_BYTES = 8 * 1024 * 1024  # larger uploads go in the resumable form
 _PIECE_BYTES = 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _ENDING_CODES = {"client-revoked", "client-left", "invalid-token"}
-_TIMEOUT = httpx.Timeout(30.0, read=WAIT_S + 30.0)
 
 
-def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
-    """An HTTP client for the coordinator; proxies come from the environment."""
-    connection.check()
-    try:
-        context = ssl.create_default_context(cafile=connection.ca_file)
-        if connection.client_cert:
-            context.load_cert_chain(connection.client_cert, connection.client_key)
-    except (OSError, ssl.SSLError) as error:
-        raise DistransError(
-            f"The TLS files cannot be used: {error}.", next_step="Check --ca-file and --client-cert."
-        ) from error
-    headers = {"User-Agent": f"distrans-agent/{__version__}"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    return httpx.Client(base_url=connection.server, headers=headers, verify=context, timeout=_TIMEOUT)
-
-
-def explain(error: httpx.HTTPError) -> str:
-    """A network error in words."""
-    text = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        cause = text.split("certificate verify failed:")[-1].split("(_ssl")[0].strip()
-        return f"the coordinator's certificate is not trusted ({cause}); is --ca-file needed, or the address wrong?"
-    return text
-
-
-def refusal(response: httpx.Response) -> Refused:
+def refusal(response: httpx.Response) -> Refused | ForeignAnswer:
     """The coordinator's problem as an exception."""
     try:
-        body: dict[str, Any] = response.json()
-        return Refused(response.status_code, body["code"], body["detail"], body.get("next_step"))
-    except (ValueError, KeyError, TypeError):
-        return Refused(
-            response.status_code,
-            "unknown",
-            f"The server answered {response.status_code}.",
-            "Is it a DisTrans coordinator?",
-        )
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError:
+        return ForeignAnswer(response.status_code)
+    return Refused(response.status_code, problem.code, problem.detail, problem.next_step)
 
 
-def once(call: Callable[[], httpx.Response]) -> httpx.Response:
+def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
     """One call at the command line, where a person can try again: errors are raised at once."""
     try:
         response = call()
     except httpx.HTTPError as error:
+        trouble = explain(error)
         raise DistransError(
-            f"The coordinator cannot be reached: {explain(error)}.", next_step="Check --server and the network."
+            f"The coordinator cannot be reached: {trouble.cause}.", next_step=trouble.next_step
         ) from error
-    if response.is_success:
-        return response
-    raise refusal(response)
+    if not response.is_success:
+        raise refusal(response)
+    return _parse(kind, response)
 
 
 def preview(http: httpx.Client) -> FederationPlanAnswer:
     """The plan behind an invite, whose token the client carries."""
-    return FederationPlanAnswer.model_validate(once(lambda: http.get("/v1/join")).json())
+    return once(FederationPlanAnswer, lambda: http.get("/v1/join"))
 
 
 def join(http: httpx.Client, request: JoinRequest) -> JoinAnswer:
     """Enrol."""
-    return JoinAnswer.model_validate(once(lambda: http.post("/v1/join", json=request.model_dump())).json())
+    return once(JoinAnswer, lambda: http.post("/v1/join", json=request.model_dump()))
 
 
 class Coordinator:
@@ -100,7 +68,9 @@ class Coordinator:
         self.reachable: bool | None = None
         self.bytes_sent = self.bytes_received = 0
 
-    def _repeat(self, what: str, call: Callable[[], httpx.Response]) -> httpx.Response:
+    def _repeat(
+        self, what: str, call: Callable[[], httpx.Response], read: Callable[[httpx.Response], Result]
+    ) -> Result:
         pause_s = _FIRST_PAUSE_S
         while True:
             if self._stopping.is_set():
@@ -108,45 +78,51 @@ class Coordinator:
             wait_s: float | None = None
             try:
                 response = call()
-            except httpx.HTTPError as error:
-                problem = explain(error)
-            else:
-                if response.is_success or response.status_code == 304:
+                if response.is_success:
+                    result = read(response)
                     self.reachable = True
-                    return response
+                    return result
                 if response.status_code < 500 and response.status_code not in (408, 429):
-                    refused = refusal(response)
-                    if refused.code in _ENDING_CODES:
-                        raise AgentEnded(f"The coordinator has ended this agent's access: {refused.message}")
-                    raise refused
+                    raise refusal(response)
                 problem = f"the coordinator answered {response.status_code}"
                 after = response.headers.get("retry-after", "")
-                wait_s = min(float(after), 3600.0) if after.isdigit() else None
+                wait_s = min(max(float(after), 1.0), 3600.0) if after.isdigit() else None
+            except httpx.HTTPError as error:
+                problem = str(explain(error))
+            except ForeignAnswer as error:  # of something on the way; the coordinator may be back behind it
+                problem = str(error)
+            except Refused as error:
+                if error.code in _ENDING_CODES:
+                    raise AgentEnded(f"The coordinator has ended this agent's access: {error.message}") from error
+                raise
             self.reachable = False
             chosen_s = wait_s if wait_s is not None else pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
-            logger.warning("%s: %s; trying again in %.0f s", what, problem, chosen_s)
+            logger.warning("%s: %s; trying again in %.0f s", what, problem.rstrip("."), chosen_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             if self._stopping.wait(chosen_s):
                 raise Stopped
 
     def me(self) -> ClientView:
         """The coordinator's record of this client."""
-        return _parse(ClientView, self._repeat("asking for my record", lambda: self._http.get("/v1/me")))
+        return self._repeat("asking for my record", lambda: self._http.get("/v1/me"), partial(_parse, ClientView))
 
     def update_counts(self, counts: dict[str, int]) -> None:
         """Tell that the data have changed."""
-        self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json={"class_counts": counts}))
+        change = {"class_counts": counts}
+        self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json=change), _whatever)
 
-    def task(self, after: str, wait_s: float = WAIT_S) -> TaskAnswer:
+    def task(self, after: str, wait_s: float = LONG_POLL_S) -> TaskAnswer:
         """What to do now; waits for news after the ticket."""
         params: dict[str, str | float] = {"wait": wait_s, "after": after}
-        return _parse(TaskAnswer, self._repeat("asking for work", lambda: self._http.get("/v1/task", params=params)))
+        return self._repeat(
+            "asking for work", lambda: self._http.get("/v1/task", params=params), partial(_parse, TaskAnswer)
+        )
 
     def download(self, url: str, target: Path, sha256: str | None = None) -> bytes:
         """A body; what a broken transfer left is kept in `target` and gone on from."""
         etag_file = target.with_name(target.name + ".etag")
         while True:
-            self._repeat("downloading", lambda: self._fetch(url, target, etag_file))
+            self._repeat("downloading", lambda: self._fetch(url, target, etag_file), _whatever)
             data, etag = target.read_bytes(), etag_file.read_text().strip('"')
             target.unlink()
             etag_file.unlink()
@@ -166,6 +142,8 @@ class Coordinator:
                     response.status_code = 206
                 return response
             if response.status_code == 200:
+                if "etag" not in response.headers:
+                    raise ForeignAnswer(response.status_code)
                 target.unlink(missing_ok=True)
                 etag_file.write_text(response.headers["etag"])
             with target.open("ab") as handle:
@@ -181,16 +159,17 @@ class Coordinator:
         url = f"/v1/rounds/{round_id}/update"
         if len(body) <= RESUMABLE_BYTES:
             headers = {"Content-Digest": digest_header(sha256)}
-            response = self._repeat("uploading", lambda: self._http.put(url, content=body, headers=headers))
+            receipt = self._repeat("uploading", lambda: self._http.put(url, content=body, headers=headers), _receipt)
             self.bytes_sent += len(body)
-        else:
-            response = self._repeat("uploading", lambda: self._send_rest(url, body, sha256))
-        return _parse(UpdateReceipt, response)
+            return receipt
+        return self._repeat("uploading", lambda: self._send_rest(url, body, sha256), _receipt)
 
     def _send_rest(self, url: str, body: bytes, sha256: str) -> httpx.Response:
         status = self._http.head(url)
         if not status.is_success:
             return _explained(status)
+        if not status.headers.get("upload-offset", "").isdigit():
+            raise ForeignAnswer(status.status_code)
         offset = int(status.headers["upload-offset"])
         if status.headers.get("upload-complete") == "?1":
             offset = len(body)
@@ -215,18 +194,29 @@ class Coordinator:
     def evaluation(self, model: int, result: Evaluation) -> None:
         """Report what a global model scored here."""
         url = f"/v1/models/{model}/evaluation"
-        self._repeat("reporting a score", lambda: self._http.put(url, json=result.model_dump()))
+        self._repeat("reporting a score", lambda: self._http.put(url, json=result.model_dump()), _whatever)
 
 
 def _explained(status: httpx.Response) -> httpx.Response:
     """HEAD answers carry no body: give the refusal one."""
-    codes = {403: "not-a-participant", 404: "no-such-round", 410: "round-closed"}
-    body = {
-        "code": codes.get(status.status_code, "unknown"),
-        "detail": f"The coordinator answered {status.status_code}.",
-    }
-    return httpx.Response(status.status_code, json=body, headers={"retry-after": status.headers.get("retry-after", "")})
+    codes = {401: "invalid-token", 403: "not-a-participant", 404: "no-such-round", 410: "round-closed"}
+    code = codes.get(status.status_code, "unknown")
+    detail = f"The coordinator answered {status.status_code}."
+    problem = Problem(title=status.reason_phrase, status=status.status_code, code=code, detail=detail)
+    headers = {"retry-after": status.headers.get("retry-after", "")}
+    return httpx.Response(status.status_code, content=problem.model_dump_json(), headers=headers)
 
 
 def _parse(kind: type[Model], response: httpx.Response) -> Model:
-    return kind.model_validate(response.json())
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise ForeignAnswer(response.status_code) from error
+
+
+def _receipt(response: httpx.Response) -> UpdateReceipt:
+    return _parse(UpdateReceipt, response)
+
+
+def _whatever(response: httpx.Response) -> None:
+    """A success is all that matters."""

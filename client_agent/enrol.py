@@ -5,6 +5,7 @@ from pathlib import Path
 
 from client_agent import coordinator
 from client_agent.data import DataReport, open_data
+from client_agent.network import open_http
 from client_agent.settings import Connection, Identity
 from client_agent.state import StateFolder
 from shared import __version__
@@ -29,7 +30,7 @@ def join_federation(
         raise DistransError(f"{folder.path} holds an agent already.", next_step="Use another --state folder.")
     here = Path(data).expanduser()
     spec = str(here.resolve()) if here.exists() else data
-    with coordinator.open_http(connection, invite) as http:
+    with open_http(connection, invite) as http:
         plan = coordinator.preview(http).plan
         report = open_data(spec, plan, skip_bad=skip_bad, check_files=True, cache_bytes=0, on_file=on_file).report
         on_report(report)

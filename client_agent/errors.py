@@ -4,6 +4,7 @@ DistransError
 ├── DataError        images, classes or files that cannot be used
 ├── StateError       a state folder that is missing, foreign or in use
 ├── Refused          the coordinator will not have this request, now or later
+├── ForeignAnswer    an answer that is not a coordinator's
 └── AgentEnded       this agent's part is over: revoked, or the federation was cancelled
 """
 
@@ -28,6 +29,18 @@ class Refused(DistransError):
     def __init__(self, status: int, code: str, message: str, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
         self.status, self.code = status, code
+
+
+class ForeignAnswer(DistransError):
+    """An answer that is not a coordinator's, such as the page of a proxy on the way."""
+
+    code = "foreign-answer"
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            f"What answered ({status}) is not a coordinator.",
+            next_step="Check --server, and proxies on the way: they may also ask for a client certificate.",
+        )
 
 
 class AgentEnded(DistransError):

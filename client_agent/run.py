@@ -1,6 +1,5 @@
 """`distrans-agent run`: the loop and the web service as one process."""
 
-import logging
 import os
 import signal
 import threading
@@ -8,24 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import torch
-import uvicorn
 from rich.console import Console
 
 from client_agent.agent import Agent
 from client_agent.api import create_app
-from client_agent.coordinator import Coordinator, open_http
+from client_agent.coordinator import Coordinator
 from client_agent.data import open_data
 from client_agent.errors import AgentEnded, Stopped
+from client_agent.network import open_http
 from client_agent.serving import PredictionQueue
 from client_agent.settings import RunOptions, ServeOptions
 from client_agent.state import StateFolder
+from client_agent.threads import limit_threads
+from client_agent.web_service import serving
 from shared.plan import FederationPlan
 from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
-
-logger = logging.getLogger(__name__)
-_STOP_WAIT_S = 30.0
 
 
 def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
@@ -58,7 +55,7 @@ def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> N
     failure: list[BaseException] = []
 
     def loop() -> None:
-        torch.set_num_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
+        limit_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
         try:
             agent.run()
         except Stopped:
@@ -86,35 +83,12 @@ def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> N
 
 @contextmanager
 def _service(agent: Agent, plan: FederationPlan, serve: ServeOptions) -> Iterator[None]:
-    """The site's web service, in a thread with its own event loop."""
     predictions = agent.predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
-    config = uvicorn.Config(
-        create_app(plan, predictions, serve, agent.info),
-        host=serve.host,
-        port=serve.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-    )
     try:
-        socket = config.bind_socket()
-    except SystemExit as error:  # uvicorn has logged why
-        raise DistransError(
-            f"Cannot listen on {serve.host}:{serve.port}.", next_step="Is another program there? Try --port."
-        ) from error
-    socket.listen(config.backlog)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: server.run(sockets=[socket]), name="web", daemon=True)
-    thread.start()
-    logger.info("serving /predict on http://%s:%d", serve.host, socket.getsockname()[1])
-    try:
-        yield
+        with serving(create_app(plan, predictions, serve, agent.info), serve):
+            yield
     finally:
-        server.should_exit = True
-        thread.join(_STOP_WAIT_S)
         predictions.stop()
-        socket.close()
 
 
 @contextmanager

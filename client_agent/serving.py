@@ -1,15 +1,16 @@
 """The model that answers: built aside, checked, then put in place by one assignment."""
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from client_agent.state import Bundle
+from client_agent.threads import limit_threads
 from shared.methods import client_half
 from shared.methods.base import Predictor
 from shared.plan import FederationPlan
@@ -50,78 +51,112 @@ def build(plan: FederationPlan, name: str, bundle: Bundle, runtime: Runtime) -> 
 
 
 class QueueFull(Exception):
-    """Too many images wait already."""
+    """Too many requests wait already."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Probabilities (B, classes) of one model, as far as they were asked for."""
+
+    model: ServingModel
+    own: Tensor | None
+    without_offset: Tensor | None
 
 
 @dataclass(frozen=True)
 class _Job:
     images: Tensor
-    use_offset: bool
-    answer: "Future[tuple[ServingModel, Tensor]]"
+    own: bool
+    without_offset: bool
+    answer: "Future[Answer]"
 
 
 class PredictionQueue:
-    """One thread that answers for all requests, taking those that wait together through the network as one batch."""
+    """Answers requests in threads of its own, taking those that wait together through the network as one batch.
+
+    The thread that has decoded a request's images also takes them through the network, unless another thread is
+    doing so: then that one takes them along in its next batch. A lone request thus changes threads only twice.
+    """
 
     def __init__(self, max_waiting: int, max_batch: int, threads: int) -> None:
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(max_waiting)
-        self._max_batch, self._threads = max_batch, threads
+        self._max_waiting, self._max_batch = max_waiting, max_batch
+        self._lock = threading.Lock()  # held for a moment, never while decoding or computing
+        self._unanswered = 0
+        self._ready: deque[_Job] = deque()
+        self._computing = False
         self.model: ServingModel | None = None  # replaced as a whole; a batch uses the one it began with
-        self._thread = threading.Thread(target=self._run, name="predict", daemon=True)
-        self._thread.start()
+        # One thread computes; there is always another one to decode meanwhile.
+        self._pool = ThreadPoolExecutor(
+            max(2, threads), thread_name_prefix="predict", initializer=limit_threads, initargs=(threads,)
+        )
 
-    def submit(self, images: Tensor, *, use_offset: bool = True) -> "Future[tuple[ServingModel, Tensor]]":
-        """Probabilities (B, classes), with the model that gave them."""
-        answer: Future[tuple[ServingModel, Tensor]] = Future()
-        try:
-            self._jobs.put_nowait(_Job(images, use_offset, answer))
-        except queue.Full as error:
-            raise QueueFull from error
+    def submit(
+        self, prepare: Callable[[], Tensor], *, own: bool = True, without_offset: bool = False
+    ) -> "Future[Answer]":
+        """Classify the images (B, C, H, W) that `prepare` makes in a thread here; what it raises, the answer raises."""
+        with self._lock:
+            if self._unanswered >= self._max_waiting:
+                raise QueueFull
+            self._unanswered += 1
+        answer: Future[Answer] = Future()
+        answer.set_running_or_notify_cancel()  # from here on a caller that goes away cannot cancel it
+        answer.add_done_callback(self._count_answered)
+        self._pool.submit(self._handle, prepare, own, without_offset, answer)
         return answer
 
     def stop(self) -> None:
         """Answer what waits, then end."""
-        self._jobs.put(None)
-        self._thread.join()
+        self._pool.shutdown()
 
-    def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # holds for this thread: training has its own share
-        while True:
-            first = self._jobs.get()
-            if first is None:
-                return
-            jobs, ending = self._gather(first)
-            for use_offset in (True, False):
-                self._answer([job for job in jobs if job.use_offset is use_offset], use_offset)
-            if ending:
-                return
+    def _count_answered(self, _answer: "Future[Answer]") -> None:
+        with self._lock:
+            self._unanswered -= 1
 
-    def _gather(self, first: _Job) -> tuple[list[_Job], bool]:
-        jobs, images = [first], len(first.images)
-        while images < self._max_batch:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if job is None:
-                return jobs, True
-            jobs.append(job)
-            images += len(job.images)
-        return jobs, False
-
-    def _answer(self, jobs: list[_Job], use_offset: bool) -> None:
-        model = self.model
-        if not jobs:
+    def _handle(self, prepare: Callable[[], Tensor], own: bool, without_offset: bool, answer: "Future[Answer]") -> None:
+        try:
+            images = prepare()
+        except Exception as error:  # the caller's to explain
+            answer.set_exception(error)
             return
+        with self._lock:
+            self._ready.append(_Job(images, own, without_offset, answer))
+            if self._computing:
+                return
+            self._computing = True
+        while jobs := self._next_batch():
+            self._answer(jobs)
+
+    def _next_batch(self) -> list[_Job]:
+        """Jobs that go through the network together; none: this thread no longer computes."""
+        with self._lock:
+            jobs: list[_Job] = []
+            images = 0
+            while self._ready and images < self._max_batch:
+                jobs.append(self._ready.popleft())
+                images += len(jobs[-1].images)
+            self._computing = bool(jobs)
+            return jobs
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        model = self.model
         try:
             if model is None:
                 raise LookupError("no model")
-            predictor: Callable[[Tensor], Tensor] = model.own if use_offset else model.none
-            images = torch.cat([job.images for job in jobs]) if len(jobs) > 1 else jobs[0].images
-            probabilities = predictor(images).softmax(dim=1).cpu()
+            own = _probabilities(model.own, [job.images if job.own else None for job in jobs])
+            without = _probabilities(model.none, [job.images if job.without_offset else None for job in jobs])
         except Exception as error:  # each caller gets it; the thread goes on
             for job in jobs:
                 job.answer.set_exception(error)
             return
-        for job, part in zip(jobs, probabilities.split([len(job.images) for job in jobs]), strict=True):
-            job.answer.set_result((model, part))
+        for job, *parts in zip(jobs, own, without, strict=True):
+            job.answer.set_result(Answer(model, *parts))
+
+
+def _probabilities(predictor: Predictor, wanted: list[Tensor | None]) -> list[Tensor | None]:
+    """Each job's probabilities, from one pass through the network; None for those that want none."""
+    parts = [images for images in wanted if images is not None]
+    if not parts:
+        return [None] * len(wanted)
+    batch = torch.cat(parts) if len(parts) > 1 else parts[0]
+    found = iter(predictor(batch).softmax(dim=1).cpu().split([len(part) for part in parts]))
+    return [None if images is None else next(found) for images in wanted]

@@ -1,16 +1,25 @@
-"""How much `/predict` costs over the bare network, measured in one run."""
+"""How much `/predict` costs over the bare network, measured in one run.
 
-import asyncio
+The agent's web service runs in a process of its own and is called over one kept-alive connection. The bare side decodes
+the same file and takes it through the same network with the same offset, in this process. Both compute with one
+thread. Calls of the two kinds alternate, so that whatever else the machine does slows both alike; what is reported is
+the median of the differences, and of the ratios, between neighbours in time. The caller is a plain socket: an HTTP
+library would add its own time to that of the service.
+"""
+
 import io
 import multiprocessing
+import socket
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
-import torch
-import uvicorn
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +30,8 @@ from client_agent.images import PREDICT_FORMATS, decode, to_tensor
 from client_agent.serving import PredictionQueue, ServingModel
 from client_agent.settings import ServeOptions
 from client_agent.state import Bundle
+from client_agent.threads import limit_threads
+from client_agent.web_service import serving as web_service
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
 from shared.plan import FederationPlan, validate_plan
@@ -28,18 +39,146 @@ from shared.runtime import Runtime
 from shared.wire import digest, encode
 
 _CALLERS = 8
+_BURSTS = 5
+_OPTIONS = ServeOptions(port=0, threads=1)
 
 
 @dataclass(frozen=True)
 class PredictSpeed:
-    """Milliseconds of one call, and calls per second."""
+    """Seconds of single calls, the n-th bare one beside the n-th served one, and what callers at once get."""
 
     backbone: str
-    bare_p50_ms: float
-    p50_ms: float
-    p99_ms: float
-    bare_per_s: float
-    per_s: float
+    bare_s: list[float]
+    served_s: list[float]
+    throughput_ratios: list[float]  # served by several callers over a bare loop, burst beside burst
+
+    @property
+    def overhead_s(self) -> float:
+        """What a call costs over the bare decode and forward, at the median."""
+        return statistics.median(b - a for a, b in zip(self.bare_s, self.served_s, strict=True))
+
+    @property
+    def time_ratio(self) -> float:
+        """A call's time over the bare one's, at the median."""
+        return statistics.median(b / a for a, b in zip(self.bare_s, self.served_s, strict=True))
+
+    @property
+    def throughput_ratio(self) -> float:
+        """Calls per second of several callers over those of the bare loop."""
+        return statistics.median(self.throughput_ratios)
+
+
+def measure(backbone: str, calls: int) -> PredictSpeed:
+    """Time `calls` of each kind in turns, then as many again in bursts."""
+    limit_threads(_OPTIONS.threads)
+    plan, image = _plan(backbone), _image()
+    model = _model(plan)
+
+    def bare() -> None:
+        images = to_tensor(decode(image, PREDICT_FORMATS), plan.image)[None]
+        model.own(images).softmax(dim=1).topk(3)
+
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(backbone, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        port = here.recv()
+        with _Caller(port, image) as caller:
+            for _ in range(max(10, calls // 10)):  # to warm up
+                bare()
+                caller.call()
+            bare_s, served_s = _alternate(calls, bare, caller.call)
+        each = max(1, calls // _BURSTS // _CALLERS)
+        ratios = [_compare_throughput(each, bare, partial(_Caller, port, image)) for _ in range(_BURSTS)]
+    finally:
+        here.close()  # asks it to end
+        process.join()
+    return PredictSpeed(backbone, bare_s, served_s, ratios)
+
+
+def _alternate(calls: int, bare: Callable[[], None], served: Callable[[], None]) -> tuple[list[float], list[float]]:
+    times: tuple[list[float], list[float]] = ([], [])
+    kinds = [(bare, times[0]), (served, times[1])]
+    for _ in range(calls):
+        kinds.reverse()  # each kind is the first one of a pair in turn
+        for call, seconds in kinds:
+            seconds.append(_time(call))
+    return times
+
+
+def _compare_throughput(each: int, bare: Callable[[], None], connect: Callable[[], "_Caller"]) -> float:
+    """Calls per second of several callers, over those of the bare loop just before."""
+
+    def alone() -> None:
+        for _ in range(each * _CALLERS):
+            bare()
+
+    alone_s = _time(alone)
+    # Connected only now: the service hangs up on those that say nothing for a while.
+    with ExitStack() as stack:
+        callers = [stack.enter_context(connect()) for _ in range(_CALLERS)]
+        pool = stack.enter_context(ThreadPoolExecutor(_CALLERS))
+
+        def at_once() -> None:
+            list(pool.map(lambda caller: [caller.call() for _ in range(each)], callers))
+
+        return alone_s / _time(at_once)
+
+
+def _time(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class _Caller:
+    """One connection that asks for the same image again and again."""
+
+    def __init__(self, port: int, image: bytes) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: image/png\r\nContent-Length: {len(image)}\r\n\r\n"
+        )
+        self._request = head.encode() + image
+
+    def __enter__(self) -> "_Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def call(self) -> None:
+        """Ask, and wait for the whole answer."""
+        self._socket.sendall(self._request)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += self._receive()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode())
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while len(body) < length:
+            body += self._receive()
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(65536)
+        if not data:
+            raise RuntimeError("the service has hung up")
+        return data
+
+
+def _serve(backbone: str, ready: Connection) -> None:
+    """The agent's web service in a process of its own, until the other side of the pipe is closed."""
+    limit_threads(_OPTIONS.threads)
+    plan = _plan(backbone)
+    predictions = PredictionQueue(_OPTIONS.queue, _OPTIONS.max_images, _OPTIONS.threads)
+    predictions.model = _model(plan)
+    with web_service(create_app(plan, predictions, _OPTIONS, dict), _OPTIONS) as port:
+        ready.send(port)
+        ready.poll(None)
+    predictions.stop()
 
 
 def _plan(backbone: str) -> FederationPlan:
@@ -69,82 +208,13 @@ def _image() -> bytes:
     return buffer.getvalue()
 
 
-def _serve(backbone: str, ready: Connection) -> None:
-    """The agent's web service in a process of its own."""
-    torch.set_num_threads(1)
-    plan, options = _plan(backbone), ServeOptions()
-    predictions = PredictionQueue(options.queue, options.max_images, options.threads)
-    predictions.model = _model(plan)
-    config = uvicorn.Config(create_app(plan, predictions, options, dict), port=0, log_level="warning", access_log=False)
-    socket = config.bind_socket()
-    socket.listen(128)
-    ready.send(socket.getsockname()[1])
-    uvicorn.Server(config).run(sockets=[socket])
-
-
-def measure(backbone: str, calls: int) -> PredictSpeed:
-    """Bare decode and forward in this process, then the same over HTTP against the service."""
-    torch.set_num_threads(1)
-    plan, image = _plan(backbone), _image()
-    model = _model(plan)
-    bare: list[float] = []
-    for _ in range(calls):
-        started = time.perf_counter()
-        tensor = to_tensor(decode(image, PREDICT_FORMATS), plan.image)[None]
-        model.own(tensor).softmax(dim=1).topk(3)
-        bare.append(time.perf_counter() - started)
-    bare = bare[calls // 10 :]
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(backbone, there), daemon=True)
-    process.start()
-    try:
-        port = here.recv()
-        asyncio.run(_call(port, image, calls // 5, 1))  # warm up
-        alone, _ = asyncio.run(_call(port, image, calls, 1))
-        _, elapsed = asyncio.run(_call(port, image, calls, _CALLERS))
-    finally:
-        process.terminate()
-        process.join()
-    return PredictSpeed(
-        backbone,
-        1000 * statistics.median(bare),
-        1000 * statistics.median(alone),
-        1000 * statistics.quantiles(alone, n=100)[98],
-        len(bare) / sum(bare),
-        calls / elapsed,
-    )
-
-
-async def _call(port: int, image: bytes, calls: int, callers: int) -> tuple[list[float], float]:
-    """Seconds of each call, and of all together; plain sockets, so that the caller costs little."""
-    request = (
-        f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: image/png\r\nContent-Length: {len(image)}\r\n\r\n"
-    ).encode() + image
-    times: list[float] = []
-
-    async def caller(share: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(share):
-            started = time.perf_counter()
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            if not head.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(head.decode())
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            await reader.readexactly(length)
-            times.append(time.perf_counter() - started)
-        writer.close()
-
-    started = time.perf_counter()
-    await asyncio.gather(*(caller(calls // callers) for _ in range(callers)))
-    return times, time.perf_counter() - started
-
-
 def run_bench(console: Console, backbones: list[str] | None, calls: int) -> None:
     """Measure and print a table."""
-    table = Table(title=f"/predict at 64×64, one thread for the network, {_CALLERS} callers for the throughput")
-    for heading in ("backbone", "bare p50", "p50", "p99", "overhead p50", "p50 ÷ bare", "throughput ÷ bare"):
+    table = Table(
+        title="/predict at 64×64, one thread for the network",
+        caption=f"Overhead, ratios: medians over neighbours in time. Throughput: {_CALLERS} callers over a bare loop.",
+    )
+    for heading in ("backbone", "bare p50", "p50", "p99", "overhead", "÷ bare", "throughput"):
         table.add_column(heading, justify="left" if heading == "backbone" else "right")
     with console.status("measuring") as status:
         for backbone in backbones or ["lenet", "resnet18"]:
@@ -152,11 +222,11 @@ def run_bench(console: Console, backbones: list[str] | None, calls: int) -> None
             speed = measure(backbone, calls)
             table.add_row(
                 backbone,
-                f"{speed.bare_p50_ms:.2f} ms",
-                f"{speed.p50_ms:.2f} ms",
-                f"{speed.p99_ms:.2f} ms",
-                f"{speed.p50_ms - speed.bare_p50_ms:.2f} ms",
-                f"{speed.p50_ms / speed.bare_p50_ms:.2f}×",
-                f"{speed.per_s / speed.bare_per_s:.0%}",
+                f"{1000 * statistics.median(speed.bare_s):.2f} ms",
+                f"{1000 * statistics.median(speed.served_s):.2f} ms",
+                f"{1000 * statistics.quantiles(speed.served_s, n=100)[98]:.2f} ms",
+                f"{1000 * speed.overhead_s:.2f} ms",
+                f"{speed.time_ratio:.2f}×",
+                f"{speed.throughput_ratio:.0%}",
             )
     console.print(table)

@@ -2,8 +2,10 @@
 
 import base64
 import io
+import json
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from client_agent import serving
+from client_agent import serving, web_service
 from client_agent.api import create_app
 from client_agent.serving import PredictionQueue
 from client_agent.settings import ServeOptions
@@ -211,8 +213,8 @@ def test_the_offset_cannot_be_left_out_unless_the_agent_allows_it(service: Servi
 
 
 def test_a_full_queue_is_said_at_once() -> None:
-    """The one thread that answers is held, so that the queue fills up."""
-    one = Service(ServeOptions(queue=1), bundle())
+    """The thread that computes is held, so that the queue fills up; then what waited is answered, and there is room."""
+    one = Service(ServeOptions(queue=2), bundle())
     entered, release = threading.Event(), threading.Event()
     model = one.queue.model
     assert model is not None
@@ -223,14 +225,15 @@ def test_a_full_queue_is_said_at_once() -> None:
         return model.own(images)
 
     one.queue.model = serving.ServingModel(slow, slow, "pets", 1, "d", None, PLAN.classes)
-    tensor = torch.zeros(1, 1, 16, 16)
-    first = one.queue.submit(tensor)
+    first = one.queue.submit(lambda: torch.zeros(1, 1, 16, 16))
     assert entered.wait(30)
-    second = one.queue.submit(tensor)
+    second = one.queue.submit(lambda: torch.zeros(3, 1, 16, 16), without_offset=True)
     answer = one.predict(image())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     release.set()
-    assert first.result(30)[1].shape == second.result(30)[1].shape == (1, 4)
+    shapes = [part.shape for part in (first.result(30).own, second.result(30).own, second.result(30).without_offset)]
+    assert shapes == [(1, 4), (3, 4), (3, 4)]
+    assert one.queue.submit(lambda: torch.zeros(1, 1, 16, 16)).result(30).model is one.queue.model
     one.queue.stop()
 
 
@@ -254,11 +257,11 @@ def test_a_model_that_does_not_answer_with_numbers_is_never_served() -> None:
 
 
 def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
-    """2,000 calls from eight threads while the model is swapped all the time: each answer is one whole model's."""
+    """2,000 calls over eight connections while the model is swapped all the time: each answer is one whole model's."""
     models = {number: serving.build(PLAN, "site", bundle(number), Runtime()) for number in range(4)}
     truth = {(model.digest, model.offset_digest): expected(number) for number, model in models.items()}
     assert len(truth) == 4
-    over, failures, calls = threading.Event(), [], []
+    over, answers = threading.Event(), []
 
     def swap() -> None:
         number = 0
@@ -266,32 +269,31 @@ def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
             number += 1
             service.queue.model = models[number % 4]
 
-    def call() -> None:
-        with TestClient(service.http.app) as http:
-            for _ in range(250):
-                answer = http.post("/predict?top_k=4", content=PNG, headers={"content-type": "image/png"})
-                if answer.status_code != 200:
-                    failures.append(answer.text)
-                    continue
-                body = answer.json()
-                probabilities = truth[body["model"]["digest"], body["model"]["offset_digest"]]
-                found = {entry["class_id"]: entry["probability"] for entry in body["predictions"][0]["top_k"]}
-                if [found[place] for place in range(4)] != pytest.approx(probabilities, abs=1e-5):
-                    failures.append(answer.text)
-                calls.append(body["model"]["round"])
+    def call(port: int) -> None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        for _ in range(250):
+            connection.request("POST", "/predict?top_k=4", PNG, {"content-type": "image/png"})
+            answer = connection.getresponse()
+            answers.append((answer.status, answer.read()))
+        connection.close()
 
     service.queue.model = models[0]
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    swapper = threading.Thread(target=swap)
-    for thread in (*threads, swapper):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    over.set()
-    swapper.join()
-    assert not failures, failures[:3]
-    assert len(calls) == 2000
-    assert set(calls) == {0, 1, 2, 3}
+    with web_service.serving(service.http.app, ServeOptions(port=0)) as port:
+        threads = [threading.Thread(target=call, args=(port,)) for _ in range(8)]
+        swapper = threading.Thread(target=swap)
+        for thread in (*threads, swapper):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        over.set()
+        swapper.join()
+    assert [status for status, _ in answers] == [200] * 2000
+    bodies = [json.loads(body) for _, body in answers]
+    for body in bodies:
+        probabilities = truth[body["model"]["digest"], body["model"]["offset_digest"]]
+        found = {entry["class_id"]: entry["probability"] for entry in body["predictions"][0]["top_k"]}
+        assert [found[place] for place in range(4)] == pytest.approx(probabilities, abs=1e-5)
+    assert {body["model"]["round"] for body in bodies} == {0, 1, 2, 3}
 
 
 def test_metrics_and_info(service: Service) -> None:

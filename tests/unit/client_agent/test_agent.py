@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from client_agent.agent import Agent
-from client_agent.coordinator import Coordinator, open_http
+from client_agent.coordinator import Coordinator
+from client_agent.network import open_http
 from client_agent.settings import Connection, Identity, RunOptions
 from client_agent.state import HistoryLine, StateFolder
 from shared.evaluation import Evaluation

@@ -1,0 +1,160 @@
+"""The way to the coordinator: TLS files, proxies from the environment, and what is wrong on the way, in words."""
+
+import ssl
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from client_agent.settings import Connection
+from shared import __version__
+from shared.problems import DistransError
+
+LONG_POLL_S = 30.0
+_TIMEOUT = httpx.Timeout(30.0, read=LONG_POLL_S + 30.0)
+
+
+def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
+    """An HTTP client for the coordinator; proxies come from the environment."""
+    connection.check()
+    headers = {"User-Agent": f"distrans-agent/{__version__}"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        return httpx.Client(base_url=connection.server, headers=headers, verify=_trust(connection), timeout=_TIMEOUT)
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise DistransError(
+            f"The proxy that the environment names cannot be used: {str(error).rstrip('.')}.",
+            next_step="Check HTTPS_PROXY, HTTP_PROXY and ALL_PROXY; http:// and https:// proxies work.",
+        ) from error
+
+
+def _trust(connection: Connection) -> ssl.SSLContext:
+    """Whom to trust and how to show who we are."""
+    named = {
+        "--ca-file": connection.ca_file,
+        "--client-cert": connection.client_cert,
+        "--client-key": connection.client_key,
+    }
+    for option, file in named.items():
+        if file is not None:
+            _check_readable(option, file)
+    try:
+        context = ssl.create_default_context(cafile=connection.ca_file)
+    except ssl.SSLError as error:
+        raise DistransError(
+            f"--ca-file {connection.ca_file} holds no certificate in PEM form.",
+            next_step="Ask the operator for the certificate of the authority as a PEM file.",
+        ) from error
+    if connection.client_cert is None:
+        if connection.client_key is not None:
+            raise DistransError("--client-key needs its certificate.", next_step="Give --client-cert too.")
+        return context
+    try:
+        context.load_cert_chain(connection.client_cert, connection.client_key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            fault = "do not belong together"
+        else:
+            fault = "do not hold a certificate and its key in PEM form"
+        raise DistransError(
+            f"--client-cert {connection.client_cert} and --client-key {connection.client_key or '(none)'} {fault}.",
+            next_step="Give the PEM files of one certificate and of its key.",
+        ) from error
+    return context
+
+
+def _check_readable(option: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise DistransError(
+            f"{option} {file} cannot be read: {error.strerror}.", next_step="Give the path of a PEM file."
+        ) from error
+
+
+def _no_passphrase() -> str:
+    # Without this OpenSSL would ask on the terminal, and an agent would hang there at every start.
+    raise DistransError(
+        "The key of --client-key is protected by a passphrase, which nobody is there to type.",
+        next_step="Write it without one, readable by the agent's user alone: openssl pkey -in KEY -out NEW.",
+    )
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the coordinator could not be reached, and what to do."""
+
+    cause: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}. {self.next_step}"
+
+
+_CLIENT_CERTIFICATE = "Ask its operator, and join with the right --client-cert and --client-key."
+# What OpenSSL says, in lower case; the first one found counts.
+_TLS_TROUBLES = {
+    "certificate has expired": Trouble(
+        "the coordinator's certificate has expired",
+        "Ask its operator to renew it, and check this machine's clock.",
+    ),
+    "certificate is not yet valid": Trouble(
+        "the coordinator's certificate is not valid yet",
+        "Check this machine's clock.",
+    ),
+    "mismatch, certificate is not valid for": Trouble(
+        "the coordinator's certificate is for another name",
+        "Join with the name that stands in the certificate as --server.",
+    ),
+    "certificate verify failed": Trouble(
+        "the coordinator's certificate is from an authority that is not trusted here",
+        "If it is the operator's own, join with its certificate as --ca-file; else do not go on.",
+    ),
+    "alert certificate required": Trouble("the coordinator asks for a client certificate", _CLIENT_CERTIFICATE),
+    "alert handshake failure": Trouble(
+        "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
+    ),
+    " alert ": Trouble("the coordinator does not accept this site's client certificate", _CLIENT_CERTIFICATE),
+    "wrong version number": Trouble(
+        "the server does not speak TLS at this address",
+        "Check the port of --server; plain http is for this machine only.",
+    ),
+    "eof occurred in violation of protocol": Trouble(
+        "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
+    ),
+}
+
+
+def explain(error: httpx.HTTPError) -> Trouble:
+    """A network error in words, with OpenSSL's or the system's own beside them."""
+    text = (str(error) or type(error).__name__).partition(" (_ssl")[0].rstrip(".")
+    for marker, trouble in _TLS_TROUBLES.items():
+        if marker in text.lower():
+            said = text.rpartition("] ")[2].removeprefix("certificate verify failed: ")
+            return Trouble(f"{trouble.cause} ({said})", trouble.next_step)
+    if isinstance(error, httpx.ProxyError):
+        return Trouble(f"the proxy refuses ({text})", "Check HTTPS_PROXY and NO_PROXY, or ask whoever runs it.")
+    try:
+        url = error.request.url
+    except RuntimeError:  # it was never sent
+        return Trouble(text, "Check the network.")
+    if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "https":
+        return Trouble(
+            f"the coordinator hung up ({text})",
+            "If it asks for client certificates, join with --client-cert and --client-key.",
+        )
+    if isinstance(error, httpx.ConnectError) and _through_proxy(url):
+        return Trouble(
+            f"{text}; a proxy is set in the environment",
+            "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY, then --server and the network.",
+        )
+    return Trouble(text, "Check --server and the network.")
+
+
+def _through_proxy(url: httpx.URL) -> bool:
+    proxies = urllib.request.getproxies()
+    named = url.scheme in proxies or "all" in proxies
+    return named and not urllib.request.proxy_bypass(url.host)

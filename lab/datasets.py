@@ -1,5 +1,7 @@
 """Data for experiments, cut into clients."""
 
+from collections.abc import Sequence
+
 import sklearn.datasets
 import sklearn.model_selection
 import torch
@@ -10,6 +12,7 @@ from shared.heterogeneity import Shares, count_classes
 from shared.methods.base import ClientRecord
 from shared.offsets import normalise
 from shared.plan import ImagePlan
+from shared.seeds import derive_seed
 from shared.tensor_data import TensorData
 
 DIGIT_CLASSES = tuple(str(digit) for digit in range(10))
@@ -39,6 +42,24 @@ def make_clients(train: TensorData, test: TensorData, shares: Shares, seed: int)
         record = ClientRecord(f"site-{number + 1:03}", tuple(int(count) for count in counts))
         clients.append(SimulatedClient(record, data, _pick(test.images, test.labels, test_part.tolist())))
     return clients
+
+
+def add_negatives(clients: Sequence[SimulatedClient], test: TensorData, seed: int = 2021) -> list[SimulatedClient]:
+    """Clients that are also tested on as many images of other classes as of their own, drawn with replacement.
+
+    This is the paper's evaluation where classes are not shared: an answer that is always one's own class scores half.
+    The images keep their true labels; evaluation counts them apart.
+    """
+    extended = []
+    for number, client in enumerate(clients):
+        others = torch.nonzero(~torch.isin(test.labels, torch.tensor(sorted(client.own_classes))))[:, 0]
+        wanted = client.test.samples if len(others) else 0
+        generator = torch.Generator().manual_seed(derive_seed(seed, "negatives", number))
+        drawn = others[torch.randint(max(len(others), 1), (wanted,), generator=generator)]
+        parts = [*client.test.batches(max(wanted, 1), seed=0), (test.images[drawn], test.labels[drawn])]
+        both = TensorData(torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts]))
+        extended.append(SimulatedClient(client.record, client.train, both, dict(client.private)))
+    return extended
 
 
 def _pick(images: Tensor, labels: Tensor, indices: list[int]) -> TensorData:

@@ -14,6 +14,7 @@ class Frozen(BaseModel):
 
 
 OffsetOptimizer = Literal["sgd", "adam", "sign-sgd"]
+ChannelBatchNorm = Literal["two-passes", "joint", "separate"]
 
 # The paper's rate moves the offset by about one part in a million over an epoch; the others move it visibly.
 DEFAULT_OFFSET_LR: dict[OffsetOptimizer, float] = {"sgd": 1e-3, "adam": 0.05, "sign-sgd": 0.02}
@@ -60,6 +61,15 @@ class DistransOptions(Frozen):
         "auto", description="auto: network while DH is below the threshold, else none."
     )
     dh_threshold: float = Field(0.5, ge=0, le=1, description="Threshold of auto; strict.")
+    batchnorm: ChannelBatchNorm = Field(
+        "two-passes",
+        description="BatchNorm in training: each channel by its own batch, with common running statistics; both by one "
+        "batch of twice the size; or layers of its own for each channel.",
+    )
+    batchnorm_statistics: Literal["averaged", "private"] = Field(
+        "averaged", description="BatchNorm's running statistics: averaged like weights, or kept at each client."
+    )
+    shared_dropout: bool = Field(False, description="Dropout leaves out the same features in both channels.")
     generator: GeneratorOptions = GeneratorOptions()
 
     @property

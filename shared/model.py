@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shared.backbones import Backbone, Stemmed, build_backbone
+from shared.batchnorm import add_auxiliary, use_layers
+from shared.method_options import ChannelBatchNorm
 from shared.plan import FederationPlan
 from shared.seeds import seeded
 
@@ -60,13 +62,54 @@ class _Classifier(nn.Module):
         return z if self.dense is None else self.dense(z)  # type: ignore[no-any-return]
 
 
+class PairedDropout(nn.Dropout):
+    """Drops the same features from both channels: from both halves of a batch, or in two passes one after the other."""
+
+    _kept: Tensor | None = None
+
+    def __init__(self, p: float, halves: bool) -> None:
+        super().__init__(p)
+        self.halves = halves
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As dropout does, with one draw for both channels."""
+        if not self.training:
+            return x
+        if self.halves:
+            kept = super().forward(torch.ones_like(x[: x.shape[0] // 2]))
+            return x * torch.cat([kept, kept])
+        if self._kept is None:
+            self._kept = super().forward(torch.ones_like(x))
+            return x * self._kept
+        kept, self._kept = self._kept, None
+        return x * kept
+
+
 class DoubleChannelModel(_Classifier):
     """Predicts from an image and the client's offset."""
 
-    def __init__(self, backbone: Backbone, classes: int, alpha: float, dense_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        alpha: float,
+        dense_dim: int | None = None,
+        batchnorm: ChannelBatchNorm = "two-passes",
+        shared_dropout: bool = False,
+    ) -> None:
         super().__init__(backbone, classes, dense_dim, channels=2)
         self.alpha = alpha
         self._stem = [backbone.stem] if backbone.stem else []  # in a list, so that it is not registered twice
+        self._two_passes = self.has_batchnorm and batchnorm == "two-passes"
+        if batchnorm == "separate":
+            self.separate_batchnorm()
+        if shared_dropout:
+            _pair_dropout(self.backbone, halves=not self._two_passes)
+
+    def separate_batchnorm(self) -> None:
+        """Give each channel BatchNorm layers of its own; the right one's start as the left one's."""
+        add_auxiliary(self.backbone)
+        use_layers(self.backbone, "halves")
 
     def of_image(self, x: Tensor) -> Tensor | None:
         """What `forward` computes from the images alone, to be computed once for several offsets; None for nothing."""
@@ -79,7 +122,7 @@ class DoubleChannelModel(_Classifier):
             left, right = stem.blend(stem.of_image(x) if of_image is None else of_image, offset, self.alpha)
         else:
             left, right = blend(x, offset, self.alpha)
-        if self.training and self.has_batchnorm:
+        if self.training and self._two_passes:
             # Two passes: each channel is normalised by its own statistics, and both move the running ones.
             z = torch.cat([self._channel(left), self._channel(right)], dim=1)
         else:
@@ -103,11 +146,21 @@ class SingleChannelModel(_Classifier):
         return self.logits(self.features(x))  # type: ignore[no-any-return]
 
 
-def build_double(plan: FederationPlan, alpha: float) -> DoubleChannelModel:
+def _pair_dropout(net: nn.Module, *, halves: bool) -> None:
+    for name, child in list(net.named_children()):
+        if type(child) is nn.Dropout:
+            setattr(net, name, PairedDropout(child.p, halves))
+        else:
+            _pair_dropout(child, halves=halves)
+
+
+def build_double(
+    plan: FederationPlan, alpha: float, batchnorm: ChannelBatchNorm = "two-passes", shared_dropout: bool = False
+) -> DoubleChannelModel:
     """The plan's double-channel model with its seeded random weights."""
     backbone, classes = _seeded_backbone(plan), len(plan.classes)
     with seeded(plan.seed, "head"):
-        return DoubleChannelModel(backbone, classes, alpha, plan.model.dense_dim)
+        return DoubleChannelModel(backbone, classes, alpha, plan.model.dense_dim, batchnorm, shared_dropout)
 
 
 def build_single(plan: FederationPlan) -> SingleChannelModel:

@@ -5,15 +5,13 @@ Where the network has BatchNorm, adversarial images go through layers of their o
 A network without BatchNorm makes this plain training on clean and adversarial images, half and half.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from shared.batchnorm import add_auxiliary, using
 from shared.initial_weights import fit_weights
 from shared.method_options import AdvPropOptions
 from shared.methods.base import Predictor, RoundTask, ServerState, Tensors, Update, Workplace, options_of
@@ -25,72 +23,6 @@ from shared.plan import FederationPlan, ImagePlan
 from shared.runtime import Runtime
 
 _AUXILIARY = ".auxiliary."
-
-
-class _Twin(_BatchNorm):
-    """BatchNorm with a second layer for adversarial images; mixed with BatchNorm1d … 3d, whose place it takes."""
-
-    auxiliary: _BatchNorm
-    use: Literal["main", "auxiliary", "halves"] = "main"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Through the main layer, the auxiliary one, or the first half of the batch through one and the rest through
-        the other.
-        """
-        if self.use == "main":
-            return super().forward(x)
-        if self.use == "auxiliary":
-            return self.auxiliary(x)  # type: ignore[no-any-return]
-        clean, adversarial = x.chunk(2)
-        return torch.cat([super().forward(clean), self.auxiliary(adversarial)])
-
-
-class _Twin1d(_Twin, nn.BatchNorm1d):
-    pass
-
-
-class _Twin2d(_Twin, nn.BatchNorm2d):
-    pass
-
-
-class _Twin3d(_Twin, nn.BatchNorm3d):
-    pass
-
-
-_TWINS: dict[type[nn.Module], type[_Twin]] = {
-    nn.BatchNorm1d: _Twin1d,
-    nn.BatchNorm2d: _Twin2d,
-    nn.BatchNorm3d: _Twin3d,
-}
-
-
-def add_auxiliary(net: nn.Module) -> nn.Module:
-    """Give every BatchNorm layer its twin, in place; the twin starts as the layer itself."""
-    for name, child in list(net.named_children()):
-        if type(child) in _TWINS and isinstance(child, _BatchNorm):
-            settings = (child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
-            twin = _TWINS[type(child)](*settings)
-            auxiliary = type(child)(*settings)
-            for layer in (twin, auxiliary):
-                layer.load_state_dict(child.state_dict())
-            twin.auxiliary = auxiliary
-            setattr(net, name, twin)
-        else:
-            add_auxiliary(child)
-    return net
-
-
-@contextmanager
-def using(net: nn.Module, which: Literal["auxiliary", "halves"]) -> Iterator[None]:
-    """Inside, BatchNorm layers with twins use what is asked for; outside, the main ones."""
-    twins = [layer for layer in net.modules() if isinstance(layer, _Twin)]
-    for layer in twins:
-        layer.use = which
-    try:
-        yield
-    finally:
-        for layer in twins:
-            layer.use = "main"
 
 
 def without_auxiliary(tensors: Tensors) -> Tensors:

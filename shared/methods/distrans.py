@@ -31,7 +31,15 @@ from shared.methods.base import (
     options_of,
 )
 from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
-from shared.methods.serving import ModulePredictor, detached_state, load_shared
+from shared.methods.serving import (
+    ModulePredictor,
+    buffers_of,
+    cut,
+    detached_state,
+    load_shared,
+    parameters_of,
+    prefixed,
+)
 from shared.model import DoubleChannelModel, build_double, frozen_statistics
 from shared.offsets import initial_offset, relative_motion
 from shared.plan import FederationPlan
@@ -43,6 +51,7 @@ _AGGREGATION = "offset_aggregation"
 _MEAN_OFFSET = "offset.mean"
 _GENERATOR = "generator."
 _LAST_OFFSET = "offset.of."
+_BUFFERS = "buffers."
 
 
 class DistransServer(ServerHalf):
@@ -68,6 +77,8 @@ class DistransServer(ServerHalf):
         model = build_double(self.plan, self.options.alpha)
         if pretrained is not None:
             fit_weights(model, pretrained)
+        if self.options.batchnorm == "separate":
+            model.separate_batchnorm()
         return ServerState(shared=detached_state(model))
 
     @override
@@ -87,7 +98,9 @@ class DistransServer(ServerHalf):
     @override
     def update_spec(self, facts: Facts) -> Spec:
         with torch.device("meta"):
-            spec = Spec.of(build_double(self.plan, self.options.alpha).state_dict()).prefixed(SHARED)
+            model = _build(self.plan, self.options)
+        averaged = self.options.batchnorm_statistics == "averaged"
+        spec = Spec.of(model.state_dict() if averaged else dict(model.named_parameters())).prefixed(SHARED)
         if facts[_AGGREGATION] == "none":
             return spec
         return spec | Spec({f"{PERSONAL}offset": Entry(self.plan.image.shape, torch.float32)})
@@ -115,7 +128,7 @@ class DistransServer(ServerHalf):
                 if keeps_offsets:
                     private[_LAST_OFFSET + client.id] = personal["offset"]
             private |= {_GENERATOR + name: value for name, value in trainer.state().items()}
-        return ServerState(shared=mean, private=private)
+        return ServerState(shared=state.shared | mean, private=private)  # what is not averaged stays at its start
 
     @override
     def private_spec(self, found: Spec) -> Spec:
@@ -146,6 +159,10 @@ class DistransServer(ServerHalf):
         return GeneratorTrainer(self.plan, self.options.generator).emit(_embedding(client, roster), start)
 
 
+def _build(plan: FederationPlan, options: DistransOptions) -> DoubleChannelModel:
+    return build_double(plan, options.alpha, options.batchnorm, options.shared_dropout)
+
+
 def _embedding(client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
     known = [record for record in roster if record.id != client.id] + [client]  # a client that has left still counts
     counts = np.asarray([record.class_counts for record in known])
@@ -162,7 +179,8 @@ class DistransClient(ClientHalf):
     @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime = workplace.runtime
-        net = runtime.prepare(load_shared(build_double(self.plan, self.options.alpha), task.shared)).train()
+        net = load_shared(_build(self.plan, self.options), task.shared | cut(private, _BUFFERS))
+        net = runtime.prepare(net).train()
         start = current_offset(task, private)
         offset = start.to(runtime.device).clone().requires_grad_()
         stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
@@ -171,12 +189,16 @@ class DistransClient(ClientHalf):
         first = private.get("initial_offset", start)
         report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
         uploaded = {} if task.facts[_AGGREGATION] == "none" else {"offset": trained}
-        return Update(detached_state(net), uploaded, report), {"offset": trained, "initial_offset": first}
+        kept = {"offset": trained, "initial_offset": first}
+        if self.options.batchnorm_statistics == "averaged":
+            return Update(detached_state(net), uploaded, report), kept
+        return Update(parameters_of(net), uploaded, report), kept | prefixed(buffers_of(net), _BUFFERS)
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
-        # With α = 0 both channels see the image as it is.
-        net = load_shared(build_double(self.plan, self.options.alpha if use_offset else 0.0), task.shared)
+        net = load_shared(_build(self.plan, self.options), task.shared | cut(private, _BUFFERS))
+        if not use_offset:
+            net.alpha = 0.0  # both channels see the image as it is
         return ModulePredictor(net, runtime, current_offset(task, private))
 
     @override

@@ -8,7 +8,7 @@ never averaged: what the coordinator sends of them is their start.
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from shared.method_options import PFedMeOptions
@@ -27,7 +27,7 @@ from shared.methods.base import (
 )
 from shared.methods.fedavg import FedAvgServer
 from shared.methods.local import ModelStepper, mean_loss, run_local_epochs
-from shared.methods.serving import ModulePredictor, cut, detached_state, load_shared, parameters_of, prefixed
+from shared.methods.serving import ModulePredictor, cut, detached_state, load_shared, prefixed
 from shared.model import build_single
 from shared.plan import FederationPlan
 from shared.runtime import Runtime
@@ -96,8 +96,10 @@ class PFedMeClient(ClientHalf):
     @override
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime, options = workplace.runtime, self.options
-        net = load_shared(build_single(self.plan), task.shared)
-        net = runtime.prepare(load_shared(net, task.shared | self._own_buffers(net, private))).train()
+        net = build_single(self.plan)
+        names = [name for name, _ in net.named_parameters()]
+        own_buffers = {name: value for name, value in cut(private, _PERSONAL_MODEL).items() if name not in names}
+        net = runtime.prepare(load_shared(net, task.shared | own_buffers)).train()
         parameters = list(net.parameters())
         anchors = [parameter.detach().clone() for parameter in parameters]
         optimizer = PersonalSGD(parameters, anchors, options)
@@ -113,7 +115,6 @@ class PFedMeClient(ClientHalf):
             return logits.detach(), loss.detach()
 
         report = run_local_epochs(self.plan, task, net, workplace, step, steps=options.local_rounds)
-        names = [name for name, _ in net.named_parameters()]
         local_copy = {name: anchor.cpu().contiguous() for name, anchor in zip(names, anchors, strict=True)}
         kept = prefixed(detached_state(net), _PERSONAL_MODEL)
         if options.predict == "local-copy":
@@ -124,8 +125,3 @@ class PFedMeClient(ClientHalf):
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
         own = cut(private, _PERSONAL_MODEL) | cut(private, _LOCAL_COPY)  # w_i is there only when it is the one to use
         return ModulePredictor(load_shared(build_single(self.plan), task.shared | own), runtime)
-
-    @staticmethod
-    def _own_buffers(net: nn.Module, private: Tensors) -> Tensors:
-        parameters = parameters_of(net)
-        return {name: value for name, value in cut(private, _PERSONAL_MODEL).items() if name not in parameters}

@@ -97,6 +97,8 @@ _NETWORK = {"name": "distrans", "offset_aggregation": "network", "offset_optimiz
 METHOD_CASES: dict[str, dict[str, Any]] = {
     "distrans": {"name": "distrans", "offset_aggregation": "none", "offset_optimizer": "adam"},
     "distrans-network": {**_NETWORK, "generator": {"hidden": 16, "width": 16, "optimizer": "adam"}},
+    "distrans-separate": {"name": "distrans", "offset_aggregation": "none", "batchnorm": "separate"},
+    "distrans-private": {"name": "distrans", "offset_aggregation": "mean", "batchnorm_statistics": "private"},
     "fedavg": {"name": "fedavg"},
     "pfedme": {"name": "pfedme", "inner_steps": 2, "server_mix": 0.5},
     "pfedme-local-copy": {"name": "pfedme", "inner_steps": 2, "predict": "local-copy"},

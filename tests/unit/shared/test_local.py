@@ -168,6 +168,42 @@ class TestBatches:
         assert "training.batch_size" in caught.value.next_step
 
 
+def run_steps(samples: int, steps: int, net: nn.Module = PLAIN, **options: Any) -> tuple[TrainingReport, Steps]:
+    noted, plan = Steps(), make_plan(batch_size=4, epochs=7)
+    report = run_local_epochs(plan, make_task(), net, Workplace(make_data(samples)), noted, steps=steps, **options)
+    return report, noted
+
+
+class TestStepsInPlaceOfEpochs:
+    def test_they_begin_a_new_pass_when_one_is_over(self) -> None:
+        report, noted = run_steps(10, steps=5)
+        assert (report.batches, [len(batch) for batch in noted.batches]) == (5, [4, 4, 2, 4, 4])
+        assert sorted(itertools.chain(*noted.batches[:3])) == list(range(10))
+        assert noted.batches[3] != noted.batches[0]
+
+    def test_a_single_image_that_batchnorm_leaves_out_is_no_step(self) -> None:
+        report, noted = run_steps(9, steps=5, net=NORMED)
+        assert (report.batches, [len(batch) for batch in noted.batches]) == (5, [4] * 5)
+
+    def test_reshuffled_ones_are_first_batches_of_passes(self) -> None:
+        _, noted = run_steps(10, steps=4, reshuffle=True)
+        assert [len(batch) for batch in noted.batches] == [4] * 4
+        assert len({tuple(batch) for batch in noted.batches}) == 4
+        assert noted.batches[0] == run_steps(10, steps=1)[1].batches[0]
+
+    def test_progress_counts_up_to_them(self) -> None:
+        seen: list[BatchProgress] = []
+        place = Workplace(make_data(10), on_batch=seen.append)
+        run_local_epochs(make_plan(batch_size=4), make_task(), PLAIN, place, Steps(), steps=5)
+        assert [(now.batch, now.batches, now.epoch) for now in seen] == [
+            (1, 5, 0),
+            (2, 5, 0),
+            (3, 5, 0),
+            (4, 5, 1),
+            (5, 5, 1),
+        ]
+
+
 class TestProgress:
     def test_numbers(self) -> None:
         """Steps 1, 2, 3 … cost 1, 2, 3 … an image; all is taken for class 0."""

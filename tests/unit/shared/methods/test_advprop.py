@@ -7,9 +7,10 @@ from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_
 from torch import Tensor, nn
 
 from lab.simulation import Simulation
+from shared.batchnorm import add_auxiliary, using
 from shared.method_options import AdvPropOptions
 from shared.methods import client_half, server_half
-from shared.methods.advprop import Attack, add_auxiliary, using
+from shared.methods.advprop import Attack
 from shared.methods.base import Workplace
 from shared.model import build_single
 from shared.plan import ImagePlan

@@ -17,7 +17,7 @@ from shared.runtime import Runtime
 from shared.wire import decode, digest, encode
 
 every_method = pytest.mark.parametrize("method", METHOD_CASES.values(), ids=METHOD_CASES.keys())
-KEEPS_BUFFERS = ("pfedme", "pfedhn-pc", "moon", "advprop", "advprop-private")
+KEEPS_BUFFERS = ("distrans-separate", "distrans-private", "pfedme", "pfedhn-pc", "moon", "advprop", "advprop-private")
 
 
 def begin(method: dict[str, Any], backbone: str = "lenet") -> Simulation:

@@ -1,0 +1,116 @@
+"""How the two channels share BatchNorm and dropout, and where BatchNorm's statistics live."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import NORMED, assert_equal, digits, first_task, plan_for, site
+from torch import nn
+
+from lab.simulation import Simulation
+from shared.backbones import Backbone
+from shared.batchnorm import using
+from shared.methods import client_half, server_half
+from shared.methods.base import Workplace
+from shared.model import DoubleChannelModel, blend, build_double, build_single
+from shared.plan import FederationPlan
+from shared.runtime import Runtime
+
+OFFSET = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(3))
+
+
+def plan(**method: Any) -> FederationPlan:
+    return plan_for({"name": "distrans", "offset_aggregation": "none", **method}, NORMED)
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("two-passes", [2]), ("joint", [1]), ("separate", [1, 1])])
+def test_how_often_a_step_moves_running_statistics(kind: Any, counts: list[int]) -> None:
+    net = build_double(plan(), 0.3, kind).train()
+    net(digits(8).images, OFFSET)
+    assert [int(value) for name, value in net.state_dict().items() if name.endswith("tracked")] == counts
+
+
+def test_joint_batchnorm_is_one_pass_over_both_channels() -> None:
+    net, x = build_double(plan(), 0.3, "joint").train(), digits(8).images
+    both = net.features(torch.cat(blend(x, OFFSET, 0.3)))
+    expected = net.logits(torch.cat([both[:8], both[8:]], dim=1))
+    torch.testing.assert_close(net(x, OFFSET), expected)
+    assert not torch.allclose(build_double(plan(), 0.3).train()(x, OFFSET), expected)
+
+
+def test_separate_batchnorm_normalises_each_channel_by_its_own_in_training_and_after() -> None:
+    net, x = build_double(plan(), 0.3, "separate").train(), digits(8).images
+    in_training = net(x, OFFSET)
+    torch.testing.assert_close(in_training, build_double(plan(), 0.3).train()(x, OFFSET))  # batch statistics alike
+    net.eval()
+    left, right = blend(x, OFFSET, 0.3)
+    found = net(x, OFFSET)
+    with using(net, "main"):
+        z_left = net.features(left)
+    with using(net, "auxiliary"):
+        z_right = net.features(right)
+    torch.testing.assert_close(found, net.logits(torch.cat([z_left, z_right], dim=1)))
+    layer: Any = net.backbone[1]  # type: ignore[index]
+    assert not torch.equal(layer.running_mean, layer.auxiliary.running_mean)
+
+
+def test_separate_layers_start_as_those_of_given_weights() -> None:
+    the_plan = plan(batchnorm="separate")
+    pretrained = {name: value + 1 for name, value in build_single(the_plan).state_dict().items()}
+    shared = server_half(the_plan).initial_state(pretrained).shared
+    for name in ("weight", "running_mean"):
+        assert torch.equal(shared[f"backbone.1.auxiliary.{name}"], pretrained[f"backbone.1.{name}"])
+
+
+def test_private_statistics_stay_at_the_client_and_go_on_from_where_they_were() -> None:
+    the_plan = plan(batchnorm_statistics="private")
+    simulation = Simulation(the_plan, [site("a", digits()), site("b", digits(16, 24))])
+    start = server_half(the_plan).initial_state().shared
+    for _ in range(2):
+        simulation.run_round(evaluate=False)
+    counters = [client.private["buffers.backbone.1.num_batches_tracked"].item() for client in simulation.clients]
+    assert counters == [12, 8]  # two passes of three and of two batches, twice
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(simulation.state.shared[f"backbone.1.{name}"], start[f"backbone.1.{name}"])
+    first, second = simulation.clients
+    foreign = {name: value for name, value in second.private.items() if name.startswith("buffers.")}
+    answers = [
+        simulation.client.predictor(simulation.task(first), kept, Runtime())(digits(6).images)
+        for kept in (first.private, first.private | foreign)
+    ]
+    assert not torch.equal(*answers)
+
+
+class TestDropout:
+    @pytest.mark.parametrize("normed", [False, True], ids=["one pass", "two passes"])
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_is_the_same_in_both_channels_only_where_it_is_shared(self, shared: bool, normed: bool) -> None:
+        """At α = 0 both channels see the same image, so that only dropout tells them apart."""
+        layers: list[nn.Module] = [nn.Flatten(), *([nn.BatchNorm1d(256)] if normed else []), nn.Dropout(0.5)]
+        backbone = Backbone(nn.Sequential(*layers, nn.Linear(256, 8)), features=8)
+        net = DoubleChannelModel(backbone, 4, 0.0, shared_dropout=shared).train()
+        seen: list[torch.Tensor] = []
+        net.logits.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        for _ in range(2):
+            net(digits(8).images, OFFSET)
+        left, right = seen[0].chunk(2, dim=1)
+        assert torch.equal(left, right) is shared
+        assert not torch.equal(seen[0], seen[1])  # each step draws anew
+        net.eval()(digits(8).images, OFFSET)
+        assert torch.equal(*seen[-1].chunk(2, dim=1))
+
+    def test_keeps_the_expected_value_and_the_share(self) -> None:
+        net = DoubleChannelModel(
+            Backbone(nn.Sequential(nn.Flatten(), nn.Dropout(0.25)), 256), 4, 0.0, shared_dropout=True
+        )
+        dropout: Any = net.backbone[1]  # type: ignore[index]
+        dropped = dropout.train()(torch.ones(200, 256))
+        assert sorted(dropped.unique().tolist()) == pytest.approx([0, 4 / 3])
+        assert float(dropped.mean()) == pytest.approx(1, abs=0.02)
+
+    def test_is_an_option_of_the_plan(self) -> None:
+        client = site("a", digits(8))
+        the_plan = plan(shared_dropout=True)
+        update, _ = client_half(the_plan).train(first_task(the_plan, client), {}, Workplace(client.train))
+        plain, _ = client_half(plan()).train(first_task(plan(), client), {}, Workplace(client.train))
+        assert_equal(update.shared, plain.shared)  # a network without dropout: no difference

@@ -1,5 +1,6 @@
 """`distrans-lab`. Heavy imports stand inside the commands, so that `--help` answers at once."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,22 @@ from rich.table import Table
 
 from shared.command_line import VersionOption, run
 from shared.problems import DistransError
+
+
+class Scale(StrEnum):
+    """How large an experiment is run."""
+
+    full = "full"
+    small = "small"
+
+
+class Engine(StrEnum):
+    """Where an experiment is run."""
+
+    sequential = "sequential"
+    processes = "processes"
+    ray = "ray"
+
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
@@ -58,6 +75,55 @@ def split(
     for site in sites.folders:
         table.add_row(str(site.path), " ".join(site.classes[:20]), str(site.images))
     Console().print(table)
+
+
+@app.command(name="run")
+def run_command(
+    file: Annotated[Path, typer.Argument(help="An experiment: a TOML file, or the name of one of the paper's.")],
+    scale: Annotated[Scale, typer.Option(help="full, or the file's small form.")] = Scale.full,
+    engine: Annotated[Engine, typer.Option(help="Where federations run.")] = Engine.sequential,
+    workers: Annotated[int, typer.Option(min=0, help="Federations at a time; 0: one a core.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Results; default: lab-results/NAME-SCALE.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Data sets; default: $DISTRANS_DATA, else ./data.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    only: Annotated[
+        list[str] | None, typer.Option(help="data=…, method=…, dh=…, seed=…, clients=… or vary=…; repeatable.")
+    ] = None,
+) -> None:
+    """Run an experiment's federations that are not done yet; Ctrl-C and a second run go on where it stopped."""
+    from lab.datasets import data_root as find_root
+    from lab.experiment import load_experiment
+    from lab.paper import find_experiment
+    from lab.report import write_report
+    from lab.runs import RunOptions, results_folder, run_experiment
+
+    path, console = find_experiment(file), Console()
+    experiment = load_experiment(path)
+    options = RunOptions(scale.value, engine.value, workers, out, find_root(data_root), device, tuple(only or ()))
+    failed = run_experiment(console, path, experiment, options)
+    console.print(f"Report: {write_report(results_folder(experiment, scale.value, out), find_root(data_root))}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    source: Annotated[Path, typer.Argument(help="A folder of results, or the experiment's file or name.")],
+    scale: Annotated[Scale, typer.Option(help="Which results, where an experiment is named.")] = Scale.full,
+    data_root: Annotated[Path | None, typer.Option(help="Data sets, for figures that look at images.")] = None,
+) -> None:
+    """Write report.md with its figures into the folder: measured numbers beside the paper's."""
+    from lab.datasets import data_root as find_root
+    from lab.experiment import load_experiment
+    from lab.paper import find_experiment
+    from lab.report import write_report
+    from lab.runs import results_folder
+
+    folder = source
+    if not source.is_dir():
+        folder = results_folder(load_experiment(find_experiment(source)), scale.value)
+    written = write_report(folder, find_root(data_root))
+    typer.echo(written.read_text(encoding="utf-8"))
 
 
 @bench_app.command("train")

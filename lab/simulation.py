@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from server.core.sampling import choose_participants
 from shared.evaluation import Evaluation, evaluate
 from shared.methods import client_half, server_half
 from shared.methods.base import ClientRecord, Facts, LocalData, RoundTask, ServerState, Tensors, Update, Workplace
@@ -31,7 +32,7 @@ class SimulatedClient:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What a round did, by client id."""
+    """What a round did, by client id; reports are the participants', evaluations everybody's."""
 
     round: int
     facts: Facts
@@ -68,12 +69,18 @@ class Simulation:
         personal = self.server.personal(self.state, client.record, self.roster, facts)
         return RoundTask(client.record.id, self.round + 1, self.state.shared, personal, facts)
 
+    def participants(self) -> list[SimulatedClient]:
+        """Who trains in the next round: the choice that the coordinator would make."""
+        names = [record.id for record in self.roster]
+        chosen = choose_participants(names, self.plan.rounds.sample_fraction, self.plan.seed, self.round + 1)
+        return [client for client in self.clients if client.record.id in set(chosen)]
+
     def run_round(self, *, evaluate: bool = True) -> RoundOutcome:
-        """One round with every client, then, if asked for, an evaluation of the new model at every client."""
+        """One round of the participants, then, if asked for, an evaluation of the new model at every client."""
         facts, mean = self.server.facts(self.roster), RunningMean()
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
-        for client in self.clients:
+        for client in self.participants():
             update = self._train(client)
             self.server.fold(mean, update.shared, update.report)
             uploads.append((client.record, update.personal))

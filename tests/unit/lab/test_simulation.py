@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.datasets import add_negatives, load_digits, make_clients
+from lab.datasets import load_digits, make_clients
 from lab.simulation import SimulatedClient, Simulation
 from shared.evaluation import Evaluation, evaluate
 from shared.heterogeneity import classes_per_client, dirichlet_shares, distributional_heterogeneity, paper_shares
@@ -245,28 +245,6 @@ def test_sites_hold_disjoint_images_of_the_same_classes_for_training_and_testing
     whole = digits[0].images.flatten(1)
     assert len(seen.unique(dim=0)) <= len(whole.unique(dim=0))
     assert len(whole) - CLASSES * CLIENTS <= len(seen) <= len(whole)
-
-
-def test_negatives_are_as_many_images_of_other_classes_with_their_true_labels(digits: Split) -> None:
-    clients = sites(digits, dh=1.0)
-    extended = add_negatives(clients, digits[1])
-    for before, after in zip(clients, extended, strict=True):
-        own, count = torch.tensor(sorted(before.own_classes)), before.test.samples
-        is_own = torch.isin(after.test.labels, own)
-        assert (after.test.samples, int(is_own.sum())) == (2 * count, count)
-        for image, label in zip(after.test.images[~is_own][:5], after.test.labels[~is_own][:5], strict=True):
-            alike = (digits[1].images == image).flatten(1).all(dim=1)
-            assert label in digits[1].labels[alike]
-    assert not torch.equal(extended[0].test.labels, extended[1].test.labels)
-    again = add_negatives(clients, digits[1])
-    assert all(torch.equal(a.test.images, b.test.images) for a, b in zip(again, extended, strict=True))
-    outcome = Simulation(plan_with(rounds=1, name="fedavg"), extended).evaluate()
-    assert all(result.negatives * 2 == result.samples for result in outcome.values())
-
-
-def test_a_client_of_all_classes_has_no_negatives(digits: Split) -> None:
-    clients = small_sites(digits, dh=0.0)
-    assert [c.test.samples for c in add_negatives(clients, digits[1])] == [c.test.samples for c in clients]
 
 
 def test_dirichlet_sites_use_every_training_image(digits: Split) -> None:

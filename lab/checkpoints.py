@@ -1,0 +1,99 @@
+"""A simulation on the disk, to go on from after a stop, and to keep clients' private tensors out of memory.
+
+FOLDER/checkpoint.json      round, names of the files below, notes; replaced last, so that it always names whole files
+FOLDER/server-N.safetensors the coordinator's state after round N
+FOLDER/site-N.safetensors   a client's private tensors, written in the round in which they changed
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from lab.simulation import Simulation
+from shared.methods.base import SHARED, ServerState, Tensors
+from shared.problems import DistransError
+
+_PRIVATE = "private."
+
+
+class CheckpointBroken(DistransError):
+    """A checkpoint that cannot be read or is of another simulation."""
+
+    code = "checkpoint-broken"
+
+
+class Checkpoint:
+    """One simulation's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._saved: dict[str, tuple[Tensors, str]] = {}  # client id → the very tensors on the disk, their file
+
+    def save(self, simulation: Simulation, notes: dict[str, Any] | None = None) -> None:
+        """Write what has changed. Saved private tensors are then mapped from their files, which takes no memory."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = simulation.state
+        server = f"server-{simulation.round}.safetensors"
+        self._write(server, _prefixed(SHARED, state.shared) | _prefixed(_PRIVATE, state.private))
+        for client in simulation.clients:
+            name = client.record.id
+            if not client.private or (name in self._saved and self._saved[name][0] is client.private):
+                continue
+            file = f"{name}-{simulation.round}.safetensors"
+            self._write(file, client.private)
+            client.private = safetensors.torch.load_file(self.folder / file)
+            self._saved[name] = client.private, file
+        clients = {name: file for name, (_, file) in self._saved.items()}
+        content = {"round": simulation.round, "server": server, "clients": clients, "notes": notes or {}}
+        replace_text(self.folder / "checkpoint.json", json.dumps(content))
+        for old in set(self.folder.glob("*.safetensors")) - {
+            self.folder / file for file in (server, *clients.values())
+        }:
+            old.unlink()
+
+    def restore(self, simulation: Simulation) -> dict[str, Any] | None:
+        """Bring a new simulation to where the saved one was; the notes saved with it, or None without a checkpoint."""
+        try:
+            content = json.loads((self.folder / "checkpoint.json").read_text())
+            server = safetensors.torch.load_file(self.folder / content["server"])
+            private = {
+                name: safetensors.torch.load_file(self.folder / file) for name, file in content["clients"].items()
+            }
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise CheckpointBroken(f"{self.folder} holds no usable checkpoint: {error}.") from error
+        shared = _without(SHARED, server)
+        if shared.keys() != simulation.state.shared.keys() or not private.keys() <= {r.id for r in simulation.roster}:
+            raise CheckpointBroken(f"The checkpoint in {self.folder} is of another simulation.")
+        simulation.state = ServerState(shared, _without(_PRIVATE, server))
+        simulation.round = int(content["round"])
+        for client in simulation.clients:
+            client.private = private.get(client.record.id, {})
+        self._saved = {name: (tensors, content["clients"][name]) for name, tensors in private.items()}
+        return dict(content["notes"])
+
+    def _write(self, name: str, tensors: Tensors) -> None:
+        # Clones, because the format does not take two names of one tensor.
+        plain = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
+        unfinished = self.folder / f".{name}"
+        safetensors.torch.save_file(plain, unfinished)
+        unfinished.replace(self.folder / name)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
+
+
+def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def _without(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,157 @@
+"""Figures as SVG and PNG; needs the extra `figures`."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+
+from lab.cells import Cell, Workspace, build_simulation
+from lab.checkpoints import Checkpoint
+from lab.experiment import Experiment
+from lab.motivation import cosine_example, linear_example
+from lab.results import Result
+from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
+from shared.problems import DistransError
+
+
+def draw_curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+    """Accuracy over rounds: a panel for each data set, number of clients and DH; a line a method."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        cell = result["cell"]
+        groups.setdefault((cell["data"]["name"], cell["clients"], cell["dh"]), []).append(result)
+    figure, axes = _panels(len(groups))
+    for axis, ((data, clients, dh), members) in zip(axes, sorted(groups.items()), strict=True):
+        for label in [method.label for method in experiment.methods]:
+            curves = [member["curve"] for member in members if member["cell"]["label"] == label]
+            if curves:
+                rounds = [row["round"] for row in curves[0]]
+                _line(axis, rounds, [[row["accuracy"] for row in curve] for curve in curves], label)
+        axis.set(title=f"{data}, {clients} clients, DH {dh:.0%}", xlabel="round", ylabel="accuracy")
+        axis.legend(fontsize="small")
+    _save(figure, folder / experiment.name)
+
+
+def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+    """Accuracy over the varied setting: a line for each data set, DH and method."""
+    figure, (axis,) = _panels(1)
+    groups: dict[str, dict[Any, list[float]]] = {}
+    for result in results:
+        cell = result["cell"]
+        name = f"{cell['data']['name']}, DH {cell['dh']:.0%}"
+        name += f", {cell['label']}" if len(experiment.methods) > 1 else ""
+        groups.setdefault(name, {}).setdefault(cell["varied"], []).append(result[experiment.accuracy]["accuracy"])
+    for name, points in groups.items():
+        values = sorted(points)
+        fewest = min(len(points[value]) for value in values)
+        _line(axis, values, np.array([points[value][:fewest] for value in values]).T.tolist(), name, marker="o")
+    axis.set(xlabel=experiment.vary.key if experiment.vary else "", ylabel="accuracy", title=experiment.title)
+    axis.legend(fontsize="small")
+    _save(figure, folder / experiment.name)
+
+
+def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
+    """The features of test images in each method's trained model, each image at the client that has its class."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            from umap import UMAP
+    except ImportError as error:
+        raise DistransError("umap-learn is not installed.", next_step="pip install 'distrans[figures]'") from error
+    seed = min(result["cell"]["seed"] for result in results)
+    chosen = [result for result in results if result["cell"]["seed"] == seed]
+    figure, axes = _panels(len(chosen))
+    for axis, result in zip(axes, chosen, strict=True):
+        cell = Cell.model_validate(result["cell"])
+        features, labels = trained_features(cell, Workspace(data_root, folder / "checkpoints"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fixed random state turns its threads off, which it warns of
+            places = UMAP(random_state=seed, n_jobs=1).fit_transform(features)
+        axis.scatter(places[:, 0], places[:, 1], c=labels, cmap="tab10", s=3)
+        axis.set(title=f"{cell.label}: {cell.data.name}", xticks=[], yticks=[])
+    _save(figure, folder / experiment.name)
+
+
+def trained_features(cell: Cell, workspace: Workspace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What the trained model feeds its last linear layer for each client's own test images, and their labels."""
+    simulation = build_simulation(cell, workspace)
+    if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
+        raise DistransError(f"The trained model of {cell.title} is not there any more.", next_step="Run it again.")
+    pairs = [_client_features(simulation, client) for client in simulation.clients]
+    return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+
+
+def _client_features(
+    simulation: Simulation, client: SimulatedClient
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    predictor = simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
+    net = getattr(predictor, "net", None)
+    seen: list[torch.Tensor] = []
+    layers = [module for module in net.modules() if isinstance(module, nn.Linear)] if net is not None else []
+
+    def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[-1] = inputs[0].flatten(1).float().cpu()
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]  # the layer that runs last has the last word
+    labels = []
+    for images, targets in client.test.batches(EVALUATION_BATCH, seed=0):
+        own = torch.isin(targets, torch.tensor(sorted(client.own_classes)))
+        seen.append(torch.empty(0))
+        logits = predictor(images[own])
+        if not layers:
+            seen[-1] = logits.cpu()
+        labels.append(targets[own])
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(seen).numpy(), torch.cat(labels).numpy()
+
+
+def draw_motivation(folder: Path) -> None:
+    """Both motivating examples: the clients' losses over w, and a federation's loss over rounds."""
+    figure, (left, right) = _panels(2)
+    cosine = cosine_example()
+    for name, losses, style in (("without", cosine.plain, "--"), ("with", cosine.shifted, "-")):
+        for number, loss in enumerate(losses, start=1):
+            left.plot(cosine.weights, loss, style, color=f"C{number - 1}", label=f"client {number} {name} offsets")
+    left.set(title="cos(wx)", xlabel="w", ylabel="squared loss")
+    for number, means in enumerate(((0.0, 0.0), (1.0, -1.0))):
+        for name, use, style in (("without", False, "--"), ("with", True, "-")):
+            losses = linear_example(with_offsets=use, noise_means=means).losses
+            words = f"{name} offsets, noise means {means[0]:g}, {means[1]:g}"
+            right.plot(np.arange(1, len(losses) + 1), losses, style, color=f"C{number}", label=words)
+    right.set(title="wx", xlabel="round", ylabel="squared loss")
+    for axis in (left, right):
+        axis.legend(fontsize="small")
+    _save(figure, folder / "motivation")
+
+
+def _line(axis: Axes, x: Sequence[Any], series: Sequence[Sequence[float]], label: str, marker: str = "") -> None:
+    shortest = min(len(values) for values in series)
+    values = np.array([one[:shortest] for one in series], dtype=float)
+    mean, deviation = values.mean(axis=0), values.std(axis=0)
+    (line,) = axis.plot(x[:shortest], mean, label=label, marker=marker or None)
+    if len(values) > 1:
+        axis.fill_between(x[:shortest], mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
+def _save(figure: Figure, stem: Path) -> None:
+    with mpl.rc_context({"svg.hashsalt": "distrans"}):  # the same figure gives the same file
+        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=120)

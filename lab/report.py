@@ -1,0 +1,211 @@
+"""`distrans-lab report`: what was measured, beside what the paper says, marked by data and scale."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.checkpoints import replace_text
+from lab.communication import communication_table
+from lab.experiment import Experiment, Scale, load_experiment
+from lab.paper import paper_results, published
+from lab.results import Result, Results
+from shared.problems import DistransError
+
+_DETAILS = {
+    "accuracy": "last",
+    "positive_accuracy": "own classes",
+    "negative_accuracy": "negatives",
+    "negatives_as_own": "negatives → own",
+    "binary_accuracy": "own or not",
+    "masked_accuracy": "masked",
+    "reweighted_accuracy": "re-weighted",
+    "client_std": "spread over clients",
+    "offset_motion": "offset motion",
+}
+Place = tuple[str, int, float, Any]  # data set, clients, DH, varied value
+
+
+def write_report(folder: Path, data_root: Path) -> Path:
+    """Write DIR/report.md and its figures from the results in the folder; the report's path."""
+    if not (folder / "experiment.toml").is_file():
+        raise DistransError(f"{folder} holds no results.", next_step="Run the experiment first: distrans-lab run FILE.")
+    experiment = load_experiment(folder / "experiment.toml")
+    parts = [f"# {experiment.title}\n"]
+    if experiment.kind == "communication":
+        parts.append(communication_table())
+    elif experiment.kind == "motivation":
+        from lab.motivation import motivation_report
+
+        parts.append(motivation_report(folder))
+    else:
+        parts += _federations(experiment, folder, data_root)
+    replace_text(folder / "report.md", "\n".join(parts))
+    return folder / "report.md"
+
+
+def _federations(experiment: Experiment, folder: Path, data_root: Path) -> list[str]:
+    found = Results(folder).load()
+    if not found:
+        raise DistransError(f"{folder} holds no finished federation yet.", next_step="Run the experiment again.")
+    scale: Scale = found[0]["cell"]["scale"]
+    wanted = experiment.cells(scale)
+    ids = {cell.id for cell in wanted}
+    results = [result for result in found if result["id"] in ids]  # others are of earlier forms of the file
+    if not results:
+        raise DistransError(
+            f"The results in {folder} are of another form of the experiment.", next_step="Run it again."
+        )
+    experiment = experiment.scaled(scale)
+    parts = [_settings(experiment, results, scale, len(wanted)), accuracy_table(experiment, results)]
+    if experiment.reach:
+        parts.append(rounds_table(experiment, results))
+    parts.append(details_table(experiment, results))
+    if experiment.figure != "none":
+        parts.append(_figure(experiment, results, folder, data_root))
+    return parts
+
+
+def _figure(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> str:
+    try:
+        from lab import figures
+    except ImportError:
+        return "The figure needs `pip install 'distrans[figures]'`.\n"
+    if experiment.figure == "umap":
+        figures.draw_umap(experiment, results, folder, data_root)
+    else:
+        draw = figures.draw_curves if experiment.figure == "curves" else figures.draw_lines
+        draw(experiment, results, folder)
+    return f"![{experiment.title}]({experiment.name}.svg)\n"
+
+
+def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int) -> str:
+    words = (
+        f"Scale **{scale}**: {len(results)} of {wanted} federations done, {experiment.rounds} rounds each, "
+        f"accuracy of the {experiment.accuracy} round, mean ± standard deviation (seeds)."
+    )
+    if scale == "small":
+        words += (
+            " This is the small form: other networks, images or rounds than the paper's, "
+            "so that its numbers are for orientation only."
+        )
+    described: dict[str, str] = {}
+    for cell in (result["cell"] for result in results):
+        data, image, model = cell["data"], cell["plan"]["image"], cell["plan"]["model"]
+        facts = [
+            f"{image['channels']}×{image['height']}×{image['width']}",
+            f"{model['backbone']} from {model['weights']} weights",
+            data["classes"] and f"{data['classes']} classes",
+            data["train_per_class"] and f"{data['train_per_class']} training images a class",
+            cell["stands_for"] and f"in the place of {cell['stands_for']}",
+        ]
+        described.setdefault(data["name"], ", ".join(fact for fact in facts if fact))
+    return words + "\n\n" + "".join(f"- {name}: {facts}\n" for name, facts in described.items())
+
+
+def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
+    """A row for each data set, number of clients, DH and varied value; a column a method, with the paper's number."""
+    labels = [method.label for method in experiment.methods]
+    places = _places(results)
+    header = ["data", "clients", "DH", *([experiment.vary.key] if experiment.vary else []), *labels]
+    rows = []
+    for place in places:
+        data, clients, dh, varied = place
+        paper_data = _paper_data(results, data)
+        row = [data if paper_data == data else f"{data} (paper: {paper_data})", str(clients), f"{dh:.0%}"]
+        row += [str(varied)] if experiment.vary else []
+        for label in labels:
+            values = [
+                value
+                for result in results
+                if _place(result) == place and result["cell"]["label"] == label
+                if (value := result[experiment.accuracy]["accuracy"]) is not None
+            ]
+            known = published(experiment.paper, paper_data, clients, dh, label)
+            row.append(spread(values) + (f" · paper {known:.3f}" if known is not None else ""))
+        rows.append(row)
+    return "## Accuracy\n\n" + markdown(header, rows)
+
+
+def rounds_table(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Median over seeds of the rounds until each accuracy is exceeded, with the paper's number."""
+    rows = []
+    for place in _places(results):
+        for label in [method.label for method in experiment.methods]:
+            curves = [r["curve"] for r in results if _place(r) == place and r["cell"]["label"] == label]
+            if not curves:
+                continue
+            row = [place[0], str(place[1]), f"{place[2]:.0%}", label + ("" if place[3] is None else f" {place[3]}")]
+            for target in experiment.reach:
+                firsts = [first_round(curve, target) for curve in curves]
+                reached = [first for first in firsts if first is not None]
+                shown = f"{statistics.median(reached):g}" if len(reached) * 2 > len(firsts) else "–"
+                paper = _paper_rounds(label, place[1], target) if experiment.paper == "table5" else None
+                row.append(shown + (f" · paper {paper}" if paper else ""))
+            rows.append(row)
+    header = ["data", "clients", "DH", "method", *(f"> {target:g}" for target in experiment.reach)]
+    return "## Rounds to exceed an accuracy\n\n" + markdown(header, rows)
+
+
+def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
+    """The evaluation splits, the label-prior controls, how far offsets moved, bytes and seconds."""
+    rows = []
+    for place in _places(results):
+        for label in [method.label for method in experiment.methods]:
+            chosen = [r for r in results if _place(r) == place and r["cell"]["label"] == label]
+            if not chosen:
+                continue
+            row = [place[0], str(place[1]), f"{place[2]:.0%}", label + ("" if place[3] is None else f" {place[3]}")]
+            row.append(spread([r["best"]["accuracy"] for r in chosen if r["best"]["accuracy"] is not None]))
+            for name in _DETAILS:
+                values = [r["last"][name] for r in chosen if r["last"][name] is not None]
+                row.append(spread(values, "#.2g" if name == "offset_motion" else ".3f"))
+            moved = chosen[0]["bytes_per_round"]
+            row += [f"{moved['down_shared'] + moved['down_personal']:,}", f"{moved['up']:,}"]
+            row.append(f"{statistics.fmean(r['seconds'] for r in chosen):.0f}")
+            rows.append(row)
+    header = ["data", "clients", "DH", "method", "best", *_DETAILS.values(), "bytes down", "bytes up", "seconds"]
+    words = (
+        "Last round unless it says best. *masked* and *re-weighted*: the same model with its logits masked to, or "
+        "re-weighted by, the client's own training classes. Bytes: tensors that one participant moves in a round.\n\n"
+    )
+    return "## Details\n\n" + words + markdown(header, rows)
+
+
+def spread(values: Sequence[float], form: str = ".3f") -> str:
+    """`0.812 ± 0.010 (3)`: mean, sample standard deviation, number of seeds."""
+    if len(values) < 2:
+        return format(values[0], form) if values else "–"
+    return f"{statistics.fmean(values):{form}} ± {statistics.stdev(values):{form}} ({len(values)})"
+
+
+def first_round(curve: Sequence[dict[str, Any]], target: float) -> int | None:
+    """The first evaluated round whose accuracy is above the target."""
+    return next((int(row["round"]) for row in curve if (row["accuracy"] or 0) > target), None)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _place(result: Result) -> Place:
+    cell = result["cell"]
+    return cell["data"]["name"], cell["clients"], cell["dh"], cell["varied"]
+
+
+def _places(results: Sequence[Result]) -> list[Place]:
+    return sorted({_place(result) for result in results}, key=lambda place: (place[:3], str(type(place[3])), place[3]))
+
+
+def _paper_data(results: Sequence[Result], data: str) -> str:
+    cell = next(result["cell"] for result in results if result["cell"]["data"]["name"] == data)
+    return str(cell["stands_for"] or data)
+
+
+def _paper_rounds(label: str, clients: int, target: float) -> str | None:
+    for row in paper_results()["table5_rounds"]:
+        if (row["label"], row["clients"]) == (label, clients) and target in row["reach"]:
+            return str(row["rounds"][row["reach"].index(target)] or "–")
+    return None

@@ -1,0 +1,252 @@
+"""Experiment files: what they expand to, and what is said of faulty ones."""
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.datasets import KNOWN
+from lab.experiment import Experiment, ExperimentError, load_experiment, merge
+from lab.paper import experiment_files, find_experiment, paper_results, published
+from lab.runs import select
+from shared.method_options import MethodOptions
+from shared.problems import DistransError
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALLEST = """
+name = "try"
+title = "A try"
+rounds = 3
+[[data]]
+name = "digits"
+clients = [10]
+dh = [0.8]
+[[methods]]
+label = "DisTrans"
+method = { name = "distrans" }
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "try.toml"
+    file.write_text(text)
+    return file
+
+
+def experiment(**changes: Any) -> Experiment:
+    plain: dict[str, Any] = {
+        "name": "try",
+        "title": "A try",
+        "rounds": 3,
+        "seeds": [0, 1],
+        "data": [{"name": "digits", "clients": [10, 20], "dh": [0.0, 1.0]}],
+        "methods": [
+            {"label": "DisTrans", "method": {"name": "distrans"}},
+            {"label": "at 100 %", "method": {"name": "fedavg"}, "dh": [1.0]},
+        ],
+    }
+    return Experiment.model_validate(plain | changes)
+
+
+def available_methods() -> set[str]:
+    return {typing.get_args(member.model_fields["name"].annotation)[0] for member in _members()}
+
+
+def _members() -> tuple[Any, ...]:
+    return typing.get_args(typing.get_args(MethodOptions)[0])
+
+
+class TestExpansion:
+    def test_is_the_product_of_everything_but_where_a_method_is_left_out(self) -> None:
+        data = [{"name": "digits", "clients": [10], "dh": [0.0, 1.0]}]
+        cells = experiment(data=data).cells("full")
+        assert {(cell.dh, cell.label, cell.seed) for cell in cells} == {
+            (dh, label, seed)
+            for dh, label in ((0.0, "DisTrans"), (1.0, "DisTrans"), (1.0, "at 100 %"))
+            for seed in (0, 1)
+        }
+        assert len({cell.id for cell in cells}) == len(cells) == 6
+
+    def test_completes_each_plan_from_the_common_to_the_special(self) -> None:
+        cells = experiment(
+            data=[{"name": "digits", "clients": [10], "dh": [0.8], "plan": {"training": {"lr": 0.2, "epochs": 2}}}],
+            methods=[
+                {"label": "a", "method": {"name": "distrans"}, "plan": {"training": {"epochs": 3}}},
+                {"label": "b", "method": {"name": "distrans"}, "preset": "learned-offset"},
+            ],
+            plan={"training": {"lr": 0.1, "batch_size": 8}, "rounds": {"sample_fraction": 0.5}},
+            seeds=[7],
+        ).cells("full")
+        first, second = (cell.plan for cell in cells)
+        assert (first["training"]["lr"], first["training"]["epochs"], first["training"]["batch_size"]) == (0.2, 3, 8)
+        assert first["rounds"] | {"count": 3, "sample_fraction": 0.5} == first["rounds"]
+        assert (first["seed"], first["image"]["channels"], first["image"]["height"]) == (7, 1, 16)
+        assert (first["method"]["offset_optimizer"], second["method"]["offset_optimizer"]) == ("sgd", "adam")
+        assert first["model"]["activation"] == "none"  # of the paper preset
+        again = cells[0].plan_for(tuple("abcdefghij"))
+        assert again.model_dump(mode="json", exclude={"classes"}) == first
+
+    def test_varies_one_setting(self) -> None:
+        vary = {"key": "method.alpha", "values": [0.1, 0.5]}
+        data = [{"name": "digits", "clients": [10], "dh": [0.8]}]
+        cells = experiment(vary=vary, data=data, seeds=[0]).cells("full")
+        assert [(cell.varied, cell.plan["method"]["alpha"]) for cell in cells] == [(0.1, 0.1), (0.5, 0.5)]
+
+    def test_small_takes_the_place_of_what_it_names_and_its_plan_has_the_last_word(self) -> None:
+        small = {
+            "rounds": 2,
+            "seeds": [5],
+            "train_per_class": 30,
+            "plan": {"training": {"lr": 0.5}},
+            "data": [
+                {"name": "fashion-mnist", "classes": 8, "clients": [8], "dh": [0.5], "stands_for": "ch-mnist"},
+                {"name": "digits", "clients": [10], "dh": [0.8], "train_per_class": 9, "plan": {"training": {"lr": 1}}},
+            ],
+        }
+        cells = experiment(small=small).cells("small")
+        assert [(c.data.name, c.data.classes, c.data.train_per_class, c.seed, c.rounds) for c in cells] == [
+            ("fashion-mnist", 8, 30, 5, 2),
+            ("digits", None, 9, 5, 2),
+        ]
+        assert [(cell.plan["training"]["lr"], cell.scale) for cell in cells] == [(0.5, "small")] * 2
+        full = experiment(small=small, data=[{"name": "digits", "clients": [10], "dh": [0.8]}]).cells("full")
+        assert {(cell.data.train_per_class, cell.rounds, cell.scale) for cell in full} == {(None, 3, "full")}
+
+    def test_an_id_depends_on_every_setting_and_on_nothing_else(self) -> None:
+        data = [{"name": "digits", "clients": [10], "dh": [0.8]}]
+        (one, _), (same, _) = (experiment(data=data).cells("full") for _ in range(2))
+        (other, _) = experiment(data=data, plan={"training": {"weight_decay": 0.01}}).cells("full")
+        (evaluated, _) = experiment(data=data, evaluate_every=2).cells("full")
+        assert one.id == same.id
+        assert len({one.id, other.id, evaluated.id}) == 3
+
+
+class TestFaults:
+    def test_of_the_file_are_named_together(self, tmp_path: Path) -> None:
+        text = SMALLEST.replace("rounds = 3", "rounds = 0\nround = 5").replace("dh = [0.8]", "dh = [80]")
+        with pytest.raises(ExperimentError) as caught:
+            load_experiment(written(tmp_path, text))
+        assert "3 faults" in str(caught.value)
+        for field in ("rounds:", "round:", "data.0.dh.0:"):
+            assert field in str(caught.value)
+
+    def test_of_plans_splits_and_data_are_named_together_and_once_each(self) -> None:
+        wrong = experiment(
+            plan={"training": {"lr": -1}, "modell": {}},
+            data=[
+                {"name": "digits", "clients": [10], "dh": [0.0], "plan": {"image": {"height": 5}}},
+                {"name": "cifar11", "clients": [10], "dh": [0.0]},
+            ],
+        )
+        with pytest.raises(ExperimentError) as caught:
+            wrong.cells("full")
+        text = str(caught.value)
+        assert text.count("training.lr:") == text.count("modell:") == 1
+        assert "There is no data set named 'cifar11'" in text
+        assert "(DisTrans on digits)" in text
+        with pytest.raises(ExperimentError, match=r"10 clients with 10 classes cannot have DH 33%.*They can have 0%"):
+            experiment(data=[{"name": "digits", "clients": [10], "dh": [0.33]}]).cells("full")
+        with pytest.raises(ExperimentError, match="digits has 10 classes, not 12"):
+            experiment(data=[{"name": "digits", "clients": [10], "dh": [0.0], "classes": 12}]).cells("full")
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("name = ", "not valid TOML"),
+            ('name = "try"\ntitle = "A try"', "data: at least one is needed"),
+            (
+                SMALLEST + '[[methods]]\nlabel = "DisTrans"\nmethod = { name = "fedavg" }',
+                "two have the label 'DisTrans'",
+            ),
+        ],
+    )
+    def test_of_the_whole_are_said(self, text: str, words: str, tmp_path: Path) -> None:
+        with pytest.raises(ExperimentError, match=words):
+            load_experiment(written(tmp_path, text))
+
+    def test_a_file_that_is_not_there_lists_those_that_are(self) -> None:
+        with pytest.raises(DistransError, match="table1"):
+            find_experiment(Path("nowhere.toml"))
+
+
+class TestFilters:
+    @pytest.fixture
+    def cells(self) -> Any:
+        return experiment(data=[{"name": "digits", "clients": [10], "dh": [0.8, 1.0]}]).cells("full")
+
+    @pytest.mark.parametrize("dh", ["dh=1.0", "dh=1", "dh=100%"])
+    def test_leave_the_cells_that_meet_all(self, dh: str, cells: Any) -> None:
+        chosen = select(cells, [dh, "method=distrans", "seed=1"])
+        assert [(cell.dh, cell.label, cell.seed) for cell in chosen] == [(1.0, "DisTrans", 1)]
+
+    def test_of_one_name_are_alternatives(self, cells: Any) -> None:
+        assert select(cells, ["seed=0", "seed=1", "dh=0.8", "data=digits", "clients=10"]) == [
+            cell for cell in cells if cell.dh == 0.8
+        ]
+
+    @pytest.mark.parametrize("only", ["dh", "colour=red", "seed=9"])
+    def test_that_cannot_be_met_are_errors(self, only: str, cells: Any) -> None:
+        with pytest.raises(ExperimentError):
+            select(cells, [only])
+
+
+FILES = experiment_files()
+EXPECTED = ["fig-alpha", "fig-epochs", "fig-rounds", "fig-umap", "motivation"] + [f"table{n}" for n in range(1, 8)]
+
+
+class TestPaper:
+    def test_has_one_file_for_every_table_and_figure(self) -> None:
+        assert [file.stem for file in FILES] == EXPECTED
+        assert find_experiment(Path("elsewhere/table1.toml")) == find_experiment(Path("table1")) == FILES[5]
+        assert find_experiment(FILES[5]) == FILES[5]
+
+    @pytest.mark.parametrize("scale", ["full", "small"])
+    @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+    def test_files_expand_to_federations_that_can_be_run(self, file: Path, scale: str) -> None:
+        """Methods that the plan does not know yet are left out; what is left must be right in every setting."""
+        whole = load_experiment(file)
+        assert whole.name == file.stem
+        known = [method for method in whole.methods if method.method["name"] in available_methods()]
+        cells = whole.model_copy(update={"methods": tuple(known)}).cells(scale)  # type: ignore[arg-type]
+        if whole.kind != "federations":
+            assert cells == []
+            return
+        assert {cell.label for cell in cells} == {method.label for method in known}
+        assert all(cell.stands_for in (None, *KNOWN) for cell in cells)
+
+    @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+    def test_small_forms_use_small_networks_and_data_that_can_be_had(self, file: Path) -> None:
+        small = load_experiment(file).scaled("small")
+        assert {entry.name for entry in small.data} <= {"cifar10", "fashion-mnist", "orl-faces", "digits"}
+        if small.data:
+            assert load_experiment(file).small.plan["model"]["backbone"] == "lenet"
+
+    def test_numbers_stand_at_the_places_of_the_experiments(self) -> None:
+        """Every number of the paper is found by the label, data, clients and DH of its experiment.
+
+        The single-channel column of table 3 waits for a method option.
+        """
+        for name in ("table1", "table2", "table3", "table4", "table5", "table6"):
+            entries = load_experiment(find_experiment(Path(name)))
+            labels = {method.label for method in entries.methods}
+            for row in paper_results()[name]:
+                waiting = {"single"} if name == "table3" else set()
+                assert row["values"].keys() - waiting <= labels, name
+                entry = next(entry for entry in entries.data if entry.name == row["data"])
+                assert row["clients"] in entry.clients
+                assert row["dh"] in entry.dh
+
+    def test_some_numbers_of_the_paper(self) -> None:
+        assert published("table1", "cifar10", 10, 0.8, "DisTrans") == 0.891
+        assert published("table1", "cifar10", 10, 0.8, "FedAwS") is None
+        assert published("table4", "bird200", 10, 0.6, "nn+no (default)") == 0.551
+        assert published("table6", "cifar100", 500, 0.9, "pFedHN-pc") == 0.372
+        assert published(None, "cifar10", 10, 0.8, "DisTrans") is None
+
+
+def test_merging_goes_into_tables() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"c": 3}, "d": {"e": 1}}) == {
+        "a": {"b": 1, "c": 3},
+        "d": {"e": 1},
+    }

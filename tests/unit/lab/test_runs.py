@@ -1,0 +1,270 @@
+"""Running experiments: results, resuming, failures, engines, reports. Real federations on a few digits."""
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lab import cells as cells_module
+from lab.experiment import load_experiment
+from lab.report import first_round, spread, write_report
+from lab.results import Results
+from lab.runs import Board, Clock, RunOptions, run_experiment
+from shared.problems import DistransError
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXT = """
+name = "try"
+title = "A try"
+paper = "table1"
+rounds = 3
+seeds = [0, 1]
+reach = [0.0, 1.0]
+figure = "FIGURE"
+[plan]
+model = { activation = "relu" }
+training = { lr = 0.1 }
+[[data]]
+name = "digits"
+stands_for = "cifar10"
+train_per_class = 16
+test_per_class = 6
+clients = [10]
+dh = [1.0]
+[[methods]]
+label = "DisTrans"
+method = { name = "distrans" }
+[[methods]]
+label = "FedAvg"
+method = { name = "fedavg" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "try.toml"
+    path.write_text(TEXT.replace("FIGURE", "curves"))
+    return path
+
+
+def run(file: Path, out: Path, **options: Any) -> tuple[int, str]:
+    """The number of failures and what was printed."""
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=False)
+    chosen = RunOptions(out=out, data_root=file.parent / "data", **options)
+    return run_experiment(console, file, load_experiment(file), chosen), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """The folder of a whole run, its failures and what it printed; tests only look at it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "try.toml").write_text(TEXT.replace("FIGURE", "curves"))
+    return folder / "out", *run(folder / "try.toml", folder / "out")
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """All results by id, without how long they took."""
+    return {r["id"]: {key: value for key, value in r.items() if key != "seconds"} for r in Results(folder).load()}
+
+
+class TestARun:
+    def test_keeps_a_file_a_cell_and_two_tables(self, finished: tuple[Path, int, str]) -> None:
+        folder, failures, printed = finished
+        assert failures == 0
+        assert "[4 of 4] digits, 10 clients, DH 100%, FedAvg, seed 1: accuracy 0." in printed
+        results = Results(folder).load()
+        assert len(results) == 4
+        for result in results:
+            assert [row["round"] for row in result["curve"]] == [1, 2, 3]
+            assert result["last"] == result["curve"][-1]
+            assert result["best"]["accuracy"] == max(row["accuracy"] for row in result["curve"])
+            assert (result["dh"], result["images"]) == (1.0, {"train": 160, "test": 120})
+            last = result["last"]
+            assert last["accuracy"] == pytest.approx((last["positive_accuracy"] + last["negative_accuracy"]) / 2)
+            assert last["masked_accuracy"] == 0.5  # the one own class, always: right for positives, wrong for the rest
+            moves = result["cell"]["label"] == "DisTrans"
+            assert (last["offset_motion"] is not None) == moves
+            assert result["bytes_per_round"]["participants"] == 10
+            assert (result["bytes_per_round"]["down_personal"] > 0) == moves
+        with (folder / "results.csv").open() as handle:
+            lines = list(csv.DictReader(handle))
+        assert [(line["data"], line["label"], line["seed"]) for line in lines] == [
+            ("digits", result["cell"]["label"], str(result["cell"]["seed"])) for result in results
+        ]
+        with (folder / "curves.csv").open() as handle:
+            assert len(list(csv.DictReader(handle))) == 12
+        assert not any((folder).glob("checkpoints/*"))
+
+    def test_does_only_what_is_missing(self, file: Path, tmp_path: Path) -> None:
+        run(file, tmp_path / "out", only=("seed=0", "method=FedAvg"))
+        first = measured(tmp_path / "out")
+        _, printed = run(file, tmp_path / "out")
+        assert "4 federations at scale full, 1 of them done before" in printed
+        assert "[3 of 3]" in printed
+        assert measured(tmp_path / "out").items() >= first.items()
+
+    def test_goes_on_after_ctrl_c_with_the_same_result(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(file, tmp_path / "straight", only=("seed=0",))
+        count, on_round = 0, Board.on_round
+
+        def interrupted(self: Board, cell: Any, done: int) -> None:
+            nonlocal count
+            count += 1
+            if count == 8:  # the second cell, after its third round of work but before anybody was told
+                raise KeyboardInterrupt
+            on_round(self, cell, done)
+
+        monkeypatch.setattr(cells_module, "_SECONDS_BETWEEN_CHECKPOINTS", -1)
+        monkeypatch.setattr(Board, "on_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(file, tmp_path / "out", only=("seed=0",))
+        assert len(measured(tmp_path / "out")) == 1
+        (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("*/checkpoint.json")
+        assert json.loads(checkpoint.read_text())["round"] == 2
+        starts: list[int] = []
+        monkeypatch.setattr(Board, "on_round", lambda _self, _cell, done: starts.append(done))
+        run(file, tmp_path / "out", only=("seed=0",))
+        assert starts == [2, 3]
+        assert measured(tmp_path / "out") == measured(tmp_path / "straight")
+
+    def test_a_broken_checkpoint_costs_its_rounds_and_nothing_else(self, file: Path, tmp_path: Path) -> None:
+        run(file, tmp_path / "straight", only=("seed=0", "method=FedAvg"))
+        (cell_id,) = measured(tmp_path / "straight")
+        broken = tmp_path / "out" / "checkpoints" / cell_id
+        broken.mkdir(parents=True)
+        (broken / "checkpoint.json").write_text("{")
+        run(file, tmp_path / "out", only=("seed=0", "method=FedAvg"))
+        assert measured(tmp_path / "out") == measured(tmp_path / "straight")
+
+    def test_a_cell_that_fails_is_said_and_the_others_go_on(self, tmp_path: Path) -> None:
+        file = tmp_path / "try.toml"
+        failing = TEXT.replace("FIGURE", "none").replace(
+            '{ name = "fedavg" }', '{ name = "fedavg" }\nplan.training.lr = 90'
+        )
+        file.write_text(failing.replace("seeds = [0, 1]", "seeds = [0]"))
+        failures, printed = run(file, tmp_path / "out")
+        assert failures == 1
+        assert "failed: digits, 10 clients, DH 100%, FedAvg, seed 0: " in printed
+        assert "diverged" in printed
+        assert [r["cell"]["label"] for r in Results(tmp_path / "out").load()] == ["DisTrans"]
+        (reason,) = (tmp_path / "out" / "failed").iterdir()
+        assert "diverged" in reason.read_text()
+
+    def test_a_missing_data_set_is_the_reason_of_its_cells(self, tmp_path: Path) -> None:
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "none").replace('"digits"', '"orl-faces"').replace("[10]", "[40]"))
+        failures, printed = run(file, tmp_path / "out", only=("seed=0",))
+        assert failures == 2
+        assert f"The data set orl-faces is not in {tmp_path / 'data' / 'orl-faces'}" in printed
+
+    def test_two_runs_do_not_write_to_one_folder(self, file: Path, tmp_path: Path) -> None:
+        with Results(tmp_path / "out").locked(), pytest.raises(DistransError, match="Another run"):
+            run(file, tmp_path / "out")
+
+    def test_an_unknown_engine_is_an_error(self, file: Path, tmp_path: Path) -> None:
+        with pytest.raises(DistransError, match="no engine 'gpu'"):
+            run(file, tmp_path / "out", engine="gpu")
+
+
+def engines() -> list[Any]:
+    declared = any(name.startswith("ray") for name in _extra("test"))
+    missing = importlib.util.find_spec("ray") is None
+    must = declared and os.environ.get("CI") == "true"
+    return ["processes", pytest.param("ray", marks=pytest.mark.skipif(missing and not must, reason="no Ray here"))]
+
+
+def _extra(name: str) -> list[str]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][name]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")  # Ray's
+@pytest.mark.parametrize("engine", engines())
+def test_every_engine_has_the_same_results_and_reports_failures(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "try.toml"
+    text = (
+        TEXT.replace("FIGURE", "none")
+        + '[[methods]]\nlabel = "bad"\nmethod = { name = "fedavg" }\nplan.training.lr = 90'
+    )
+    file.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    assert run(file, tmp_path / "one")[0] == 1
+    failures, printed = run(file, tmp_path / "many", engine=engine, workers=2)
+    assert failures == 1
+    assert "diverged" in printed
+    assert measured(tmp_path / "many") == measured(tmp_path / "one") != {}
+
+
+class TestAReport:
+    def test_sets_measured_numbers_beside_the_papers(self, finished: tuple[Path, int, str], tmp_path: Path) -> None:
+        folder = finished[0]
+        text = write_report(folder, tmp_path).read_text()
+        values = [r["last"]["accuracy"] for r in Results(folder).load() if r["cell"]["label"] == "FedAvg"]
+        assert f"{spread(values)} · paper 0.726" in text
+        assert "| digits (paper: cifar10) | 10 | 100% |" in text
+        assert "Scale **full**: 4 of 4 federations done" in text
+        assert "16 training images a class, in the place of cifar10" in text
+        assert "| > 0 | > 1 |" in text
+        assert "| digits | 10 | 100% | FedAvg | 1 | – |" in text
+        assert (folder / "try.svg").read_text().startswith("<?xml")
+        assert (folder / "try.png").stat().st_size > 1000
+
+    def test_of_nothing_says_what_to_do(self, tmp_path: Path) -> None:
+        with pytest.raises(DistransError, match="Run the experiment first"):
+            write_report(tmp_path, tmp_path)
+
+    def test_draws_a_varied_setting(self, tmp_path: Path) -> None:
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "lines") + '[vary]\nkey = "training.epochs"\nvalues = [1, 2]\n')
+        run(file, tmp_path / "out", only=("method=FedAvg", "seed=0"))
+        text = write_report(tmp_path / "out", tmp_path).read_text()
+        assert "| training.epochs |" in text
+        assert "training.epochs" in (tmp_path / "out" / "try.svg").read_text()
+
+    def test_of_features_goes_back_to_the_trained_models(self, tmp_path: Path) -> None:
+        from lab.cells import Cell, Workspace
+        from lab.figures import trained_features
+
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "umap"))
+        run(file, tmp_path / "out", only=("seed=0",))
+        for result in Results(tmp_path / "out").load():
+            cell = Cell.model_validate(result["cell"])
+            features, labels = trained_features(cell, Workspace(tmp_path, tmp_path / "out" / "checkpoints"))
+            assert features.shape == (60, 200 if cell.label == "DisTrans" else 100)
+            assert sorted(labels.tolist()) == sorted(list(range(10)) * 6)
+            assert features.std() > 0
+
+
+def test_spread_and_first_round() -> None:
+    assert spread([]) == "–"
+    assert spread([0.5]) == "0.500"
+    assert spread([0.4, 0.6]) == "0.500 ± 0.141 (2)"
+    curve = [{"round": 2, "accuracy": 0.5}, {"round": 4, "accuracy": None}, {"round": 6, "accuracy": 0.8}]
+    assert (first_round(curve, 0.5), first_round(curve, 0.4), first_round(curve, 0.9)) == (6, 2, None)
+
+
+def test_time_left_counts_what_was_done_in_this_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("lab.runs.time.monotonic", lambda: now)
+    clock = Clock(rounds=200)
+    clock.count("a", 40)  # by an earlier run
+    assert clock.left() == ""
+    now = 100.0
+    clock.count("a", 50)
+    assert clock.left(", ") == ", about 25 min left"  # 150 rounds at 10 s
+    clock.count("b", 0)
+    clock.count("b", 140)
+    assert clock.left() == "about 7 s left"

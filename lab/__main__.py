@@ -95,13 +95,16 @@ def run_command(
     from lab.experiment import load_experiment
     from lab.paper import find_experiment
     from lab.report import write_report
+    from lab.results import Results
     from lab.runs import RunOptions, results_folder, run_experiment
 
     path, console = find_experiment(file), Console()
     experiment = load_experiment(path)
     options = RunOptions(scale.value, engine.value, workers, out, find_root(data_root), device, tuple(only or ()))
     failed = run_experiment(console, path, experiment, options)
-    console.print(f"Report: {write_report(results_folder(experiment, scale.value, out), find_root(data_root))}")
+    folder = results_folder(experiment, scale.value, out)
+    if experiment.kind != "federations" or Results(folder).load():
+        console.print(f"Report: {write_report(folder, find_root(data_root))}", soft_wrap=True, highlight=False)
     if failed:
         raise typer.Exit(1)
 

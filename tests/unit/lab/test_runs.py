@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from lab import cells as cells_module
+from lab.__main__ import app
 from lab.experiment import load_experiment
 from lab.report import first_round, spread, write_report
 from lab.results import Results
@@ -187,24 +189,46 @@ def _extra(name: str) -> list[str]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][name]
 
 
+@pytest.fixture(scope="module")
+def with_failure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment of three cells, one of which diverges, run in this process: try.toml and one/."""
+    folder = tmp_path_factory.mktemp("engines")
+    bad = '[[methods]]\nlabel = "bad"\nmethod = { name = "fedavg" }\nplan.training.lr = 90'
+    text = TEXT.replace("FIGURE", "none").replace("seeds = [0, 1]", "seeds = [0]") + bad
+    (folder / "try.toml").write_text(text)
+    assert run(folder / "try.toml", folder / "one")[0] == 1
+    return folder
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")  # Ray's
 @pytest.mark.parametrize("engine", engines())
 def test_every_engine_has_the_same_results_and_reports_failures(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, with_failure: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    file = tmp_path / "try.toml"
-    text = (
-        TEXT.replace("FIGURE", "none")
-        + '[[methods]]\nlabel = "bad"\nmethod = { name = "fedavg" }\nplan.training.lr = 90'
-    )
-    file.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
-    assert run(file, tmp_path / "one")[0] == 1
-    failures, printed = run(file, tmp_path / "many", engine=engine, workers=2)
+    failures, printed = run(with_failure / "try.toml", tmp_path / "many", engine=engine, workers=2)
     assert failures == 1
     assert "diverged" in printed
-    assert measured(tmp_path / "many") == measured(tmp_path / "one") != {}
+    assert measured(tmp_path / "many") == measured(with_failure / "one") != {}
+
+
+class TestTheCommandLine:
+    def test_runs_and_reports_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert CliRunner().invoke(app, ["run", "table7"]).exit_code == 0
+        shown = CliRunner().invoke(app, ["report", "paper/table7.toml"])
+        assert shown.exit_code == 0
+        assert "| resnet18 | 44,765,128 | 44,785,608 |" in shown.output
+
+    def test_ends_with_an_error_code_when_a_federation_has_failed(self, tmp_path: Path) -> None:
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "none").replace("lr = 0.1", "lr = 90"))
+        arguments = ["run", str(file), "--out", str(tmp_path / "out"), "--only", "method=FedAvg", "--only", "seed=0"]
+        answer = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+        assert answer.exit_code == 1
+        assert "diverged" in answer.output
+        assert answer.exception is None or isinstance(answer.exception, SystemExit)
 
 
 class TestAReport:

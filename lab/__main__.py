@@ -30,6 +30,9 @@ class Engine(StrEnum):
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
 app.add_typer(bench_app, name="bench")
+Dh = Annotated[
+    float, typer.Option(min=0, max=1, help="How much the sites' classes differ: 0, all alike, to 1, none in common.")
+]
 
 
 @app.callback()
@@ -41,38 +44,47 @@ def program(version: VersionOption = False) -> None:
 def demo(
     clients: Annotated[int, typer.Option(min=1, max=50, help="Number of sites.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the federation.")] = 12,
-    dh: Annotated[float, typer.Option(min=0, max=1, help="How much the sites' classes differ, 0 … 1.")] = 0.6,
-    method: Annotated[str, typer.Option(help="distrans or fedavg.")] = "distrans",
-    backbone: Annotated[str, typer.Option(help="lenet, alexnet, resnet18, resnet50.")] = "lenet",
-    data: Annotated[str, typer.Option(help="An image folder with one folder per class.")] = "sklearn:digits",
-    folder: Annotated[Path, typer.Option("--dir", help="Where everything goes.")] = Path("demo-run"),
+    dh: Dh = 0.6,
+    method: Annotated[str, typer.Option(help="How the sites learn together: distrans, fedavg.")] = "distrans",
+    backbone: Annotated[str, typer.Option(help="The network: lenet, alexnet, resnet18 or resnet50.")] = "lenet",
+    data: Annotated[
+        str, typer.Option(help="Images to share out: a folder with one folder per class, or sklearn:digits.")
+    ] = "sklearn:digits",
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan of your own, in place of --rounds, --method and --backbone.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where everything goes; what an earlier demo left there is removed.")
+    ] = Path("demo-run"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
 ) -> None:
     """Run a coordinator and agents as real processes on this machine, and compare what the sites gain."""
-    from lab.demo import DemoOptions, run_demo
+    console = Console()
+    with console.status("starting"):  # torch takes seconds to load
+        from lab.demo import run_demo
+        from lab.demo_plan import DemoOptions
 
-    if method not in ("distrans", "fedavg"):
-        raise DistransError(f"There is no method {method!r}.", next_step="Use distrans or fedavg.")
-    run_demo(Console(), DemoOptions(folder, clients, rounds, dh, method, backbone, data, seed, keep))
+    run_demo(console, DemoOptions(folder, clients, rounds, dh, method, backbone, data, seed, plan, keep))
 
 
 @app.command()
 def split(
-    data: Annotated[str, typer.Argument(help="An image folder with one folder per class, or sklearn:digits.")],
-    target: Annotated[Path, typer.Argument(help="A new folder for the sites.")],
+    data: Annotated[str, typer.Argument(help="A folder with one folder per class, or sklearn:digits.")],
+    target: Annotated[Path, typer.Argument(help="A new folder; each site gets a folder in it.")],
     clients: Annotated[int, typer.Option(min=1, max=10_000, help="Number of sites.")] = 5,
-    dh: Annotated[float, typer.Option(min=0, max=1, help="How much the sites' classes differ, 0 … 1.")] = 0.6,
+    dh: Dh = 0.6,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
 ) -> None:
     """Cut a set of images into one folder per site, by the paper's splitter."""
-    from lab.splitting import split_into_sites
+    from lab.splitting import divide
 
-    if target.exists() and any(target.iterdir()):
-        raise DistransError(f"{target} is not empty.", next_step="Name a new folder.")
-    sites = split_into_sites(data, target, clients, dh, seed)
-    table = Table("site", "classes", "training images", title=f"DH {sites.dh:.0%}")
-    for site in sites.folders:
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DistransError(f"{target} exists and is not an empty folder.", next_step="Name a new folder.")
+    division = divide(data, clients, dh, seed)
+    table = Table("site", "classes", "training images", title=f"DH {division.dh:.0%}")
+    for share in division.sites:
+        site = share.write(target)
         table.add_row(str(site.path), " ".join(site.classes[:20]), str(site.images))
     Console().print(table)
 

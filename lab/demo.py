@@ -1,267 +1,185 @@
 """`distrans-lab demo`: a whole federation on one machine, with real processes that talk over HTTP."""
 
-import shutil
-import time
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from client_agent.data import SiteData, open_data
 from client_agent.enrol import join_federation
 from client_agent.settings import Connection
 from client_agent.state import StateFolder
 from client_agent.training import measure
+from lab.demo_display import RunningSite, short, show_predict, show_results, watch
+from lab.demo_folder import claim
+from lab.demo_plan import DemoOptions, plan_text, read_plan
 from lab.processes import Processes
 from lab.simulation import SimulatedClient, Simulation
-from lab.splitting import DIGITS, SiteFolder, Sites, split_into_sites
-from server.service.tokens import new_secret
+from lab.splitting import Division, SiteFolder, divide
 from shared.method_options import FedAvgOptions
+from shared.methods import METHODS
 from shared.methods.base import ClientRecord
 from shared.plan import FederationPlan, parse_plan
 from shared.problems import DistransError
 
-_MARKER = ".distrans-demo"
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """What a person may change."""
-
-    folder: Path
-    clients: int
-    rounds: int
-    dh: float
-    method: str
-    backbone: str
-    data: str
-    seed: int
-    keep: bool
-
-
-@dataclass(frozen=True)
-class RunningSite:
-    """An agent process and where it answers."""
-
-    folder: SiteFolder
-    url: str
-
-
-def plan_text(options: DemoOptions, classes: tuple[str, ...]) -> str:
-    """The demo's plan as the TOML file that is left in its folder."""
-    names = ", ".join(f'"{name}"' for name in classes)
-    digits = options.data == DIGITS
-    side = {"lenet": 16 if digits else 32, "alexnet": 64}.get(options.backbone, 32)
-    method = 'name = "distrans"\nupdate_rule = "alternating"' if options.method == "distrans" else 'name = "fedavg"'
-    return f"""\
-# The demo's plan. Change it and run it yourself: distrans-server federation create plan.toml
-name = "demo"
-preset = "learned-offset"      # Adam on the offset, so that it really moves
-classes = [{names}]
-seed = {options.seed}
-
-[image]
-channels = {1 if digits else 3}
-height = {side}
-width = {side}
-
-[model]
-backbone = "{options.backbone}"
-
-[method]
-{method}
-
-[training]
-lr = 0.05
-batch_size = 16
-
-[rounds]
-count = {options.rounds}
-min_clients = {options.clients}
-deadline_s = 600
-"""
-
 
 def run_demo(console: Console, options: DemoOptions) -> None:
-    """Split, start, train, compare, predict."""
-    folder = _fresh_folder(options.folder)
-    sites = split_into_sites(options.data, folder / "sites", options.clients, options.dh, options.seed)
-    plan_file = folder / "plan.toml"
-    plan_file.write_text(plan_text(options, sites.classes))
-    plan = parse_plan(plan_file.read_text())
-    console.print(
-        f"{options.clients} sites, DH {sites.dh:.0%}, {len(sites.classes)} classes; everything is in {folder}",
-        highlight=False,
-    )
-    token = new_secret()
-    with Processes(folder / "logs") as processes:
-        url = _start_coordinator(processes, folder, token)
-        headers = {"Authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as admin:
-            console.print(f"coordinator on {url} (API: {url}/docs)", highlight=False)
-            _call(admin, "/v1/federations", plan.model_dump(mode="json"))
-            with console.status("the sites check their images and join"):
-                for site in sites.folders:
-                    invite = _call(admin, f"/v1/federations/{plan.name}/invites")["token"]
-                    state = StateFolder(folder / "agents" / site.name)
-                    join_federation(state, Connection(server=url), invite, site.name, str(site.path))
-            with console.status("the agents start"):
-                running = _start_agents(processes, folder, sites)
-            _call(admin, f"/v1/federations/{plan.name}/start")
-            _watch(console, processes, admin, plan, running)
-        histories = _wait_for_final_scores(processes, running, plan)
-        fedavg = _train_fedavg(console, plan, sites)
-        console.print(_results(sites, histories, fedavg))
-        _show_predict(console, running[0])
-        if options.keep:
-            _keep_running(console, processes, url, running, folder)
+    """Split, start, train, compare, predict. What cannot work is refused before anything is written."""
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # everything is on this machine
+    with _stage(console, f"sharing out {options.data}"):
+        division = divide(options.data, options.clients, options.dh, options.seed)
+    text, plan = _plan(options, division)
+    with claim(options.folder) as folder:
+        (folder / "plan.toml").write_text(text, encoding="utf-8")
+        sites = []
+        with _stage(console, "writing the sites' images") as add:
+            for share in division.sites:
+                add(share.name)
+                sites.append(share.write(folder / "sites"))
+        console.print(
+            f"{len(sites)} sites, {len(division.classes)} classes, DH {division.dh:.0%}; {plan.method.name} on "
+            f"{plan.model.backbone}; everything is in {short(folder)}",
+            soft_wrap=True,
+            highlight=False,
+        )
+        try:
+            with Processes(folder / "logs") as processes:
+                try:
+                    _run_federation(console, processes, folder, plan, sites, keep=options.keep)
+                finally:
+                    with _stage(console, "stopping"):
+                        processes.stop()
+        except KeyboardInterrupt:
+            console.print("Stopped; nothing is left running.")
+            if not options.keep:
+                raise
+        else:
+            console.print(
+                "\nNothing is left running. To keep it: distrans-lab demo --keep. To serve one site's last model again:"
+                f"\n  distrans-agent run --state {short(folder)}/agents/{sites[0].name}",
+                soft_wrap=True,
+                highlight=False,
+            )
 
 
-def _fresh_folder(folder: Path) -> Path:
-    """An empty folder; one that an earlier demo left is emptied, any other is left alone."""
-    folder = folder.resolve()
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / _MARKER).exists():
-            raise DistransError(f"{folder} is not empty and not a demo's.", next_step="Name another folder with --dir.")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARKER).touch()
-    return folder
+def _plan(options: DemoOptions, division: Division) -> tuple[str, FederationPlan]:
+    if options.plan is not None:
+        return read_plan(options.plan, options.clients, division.classes)
+    if options.method not in METHODS:
+        raise DistransError(f"There is no method {options.method!r}.", next_step=f"Use {', '.join(METHODS)}.")
+    text = plan_text(options, division.classes)
+    return text, parse_plan(text)
 
 
-def _start_coordinator(processes: Processes, folder: Path, token: str) -> str:
+def _run_federation(
+    console: Console, processes: Processes, folder: Path, plan: FederationPlan, sites: list[SiteFolder], *, keep: bool
+) -> None:
+    with _stage(console, "the coordinator starts"):
+        url = _start_coordinator(processes, folder)
+    console.print(f"coordinator on {url} (API: {url}/docs)", highlight=False)
+    token = (folder / "coordinator" / "admin-token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as admin:
+        _post(admin, "/v1/federations", plan.model_dump(mode="json"))
+        with _stage(console, "the sites check their images and join") as add:
+            for site in sites:
+                add(site.name)
+                invite = _post(admin, f"/v1/federations/{plan.name}/invites")["token"]
+                state = StateFolder(folder / "agents" / site.name)
+                join_federation(state, Connection(server=url), invite, site.name, str(site.path))
+        with _stage(console, "the agents start, each a process of its own") as add:
+            running: list[RunningSite] = []
+            for site, log in _start_agents(processes, folder, plan, sites):
+                add(f"{len(running)} of {len(sites)} are ready")
+                running.append(RunningSite(site, processes.wait_for(log, r"serving /predict on (\S+)")))
+        _post(admin, f"/v1/federations/{plan.name}/start")
+        last_model = watch(console, processes, admin, plan, running)
+    with _stage(console, "the sites measure the last model"):
+        scores = _final_scores(processes, running, last_model)
+    fedavg = _train_fedavg(console, plan, sites, last_model) if plan.method.name != "fedavg" else None
+    show_results(console, plan, sites, scores, fedavg)
+    show_predict(console, running[0])
+    if keep:
+        _keep_running(console, processes, url, running, folder)
+
+
+@contextmanager
+def _stage(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """What is going on: a spinner that goes away, to which details may be added; a line where there is no terminal."""
+    if console.is_terminal:
+        with console.status(text) as status:
+            yield lambda detail: status.update(f"{text}: {detail}")
+    else:
+        console.print(f"{text} …", highlight=False)
+        yield lambda _detail: None
+
+
+def _start_coordinator(processes: Processes, folder: Path) -> str:
     arguments: list[str | Path] = ["serve", "--port", "0", "--data-dir", folder / "coordinator"]
-    log = processes.start("coordinator", "server", arguments, DISTRANS_ADMIN_TOKEN=token, OMP_NUM_THREADS="1")
+    log = processes.start("coordinator", "server", arguments, OMP_NUM_THREADS="1")
     return processes.wait_for(log, r"listening on (\S+)")
 
 
-def _start_agents(processes: Processes, folder: Path, sites: Sites) -> list[RunningSite]:
-    logs = {}
-    for site in sites.folders:
-        arguments: list[str | Path] = [
-            "run",
-            "--state",
-            folder / "agents" / site.name,
-            "--port",
-            "0",
-            "--local-baseline",
-        ]
-        options = ["--train-threads", "1", "--max-accuracy-drop", "1"]  # show every round's model
-        logs[site.name] = processes.start(site.name, "agent", [*arguments, *options], OMP_NUM_THREADS="1")
-    pattern = r"serving /predict on (\S+)"
-    return [RunningSite(site, processes.wait_for(logs[site.name], pattern)) for site in sites.folders]
+def _start_agents(
+    processes: Processes, folder: Path, plan: FederationPlan, sites: list[SiteFolder]
+) -> list[tuple[SiteFolder, Path]]:
+    """Each site with the log of its agent."""
+    started = []
+    for site in sites:
+        arguments: list[str | Path] = ["run", "--state", folder / "agents" / site.name, "--port", "0"]
+        arguments += ["--local-baseline", "--max-accuracy-drop", "1"]  # show every round's model
+        arguments += ["--train-threads", str(_threads(plan, len(sites)))]
+        started.append((site, processes.start(site.name, "client_agent", arguments, OMP_NUM_THREADS="1")))
+    return started
 
 
-def _call(admin: httpx.Client, path: str, body: Any = None) -> Any:
+def _threads(plan: FederationPlan, at_once: int) -> int:
+    """For each of so many trainings at once; LeNet is too small for more than one to pay."""
+    return 1 if plan.model.backbone == "lenet" else max(1, (os.cpu_count() or 1) // at_once)
+
+
+def _post(admin: httpx.Client, path: str, body: Any = None) -> Any:
     response = admin.post(path, json=body)
     if not response.is_success:
         raise DistransError(f"{path}: {response.json().get('detail', response.text)}")
     return response.json()
 
 
-def _info(site: RunningSite) -> dict[str, Any]:
-    try:
-        return dict(httpx.get(f"{site.url}/info", timeout=5, trust_env=False).json())
-    except httpx.HTTPError:  # busy for a moment
-        return {}
-
-
-def _watch(
-    console: Console, processes: Processes, admin: httpx.Client, plan: FederationPlan, running: list[RunningSite]
-) -> None:
-    """Show rounds and sites until the federation has ended: a live table, or a line a round without a terminal."""
-    shown = 0
-    with Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else _no_live() as live:
-        while True:
-            processes.check()
-            view = admin.get(f"/v1/federations/{plan.name}").json()
-            rounds = admin.get(f"/v1/federations/{plan.name}/rounds", params={"limit": 1000}).json()
-            if isinstance(live, Live):
-                live.update(_live_table(view, rounds, [(site, _info(site)) for site in running]))
-            for row in [row for row in rounds if row["state"] == "done" and row["number"] > shown]:
-                losses = [upload["report"]["loss"] for upload in row["uploads"]]
-                shown = row["number"]
-                if not console.is_terminal:
-                    loss = sum(losses) / max(len(losses), 1)
-                    console.print(
-                        f"round {shown} of {plan.rounds.count} done, mean training loss {loss:.3f}", highlight=False
-                    )
-            if view["state"] in ("finished", "cancelled", "paused"):
-                if view["state"] != "finished":
-                    raise DistransError(f"The federation is {view['state']}: {view['reason']}")
-                return
-            time.sleep(0.5)
-
-
-class _no_live:  # noqa: N801 - stands in for Live where there is no terminal
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _live_table(
-    view: dict[str, Any], rounds: list[dict[str, Any]], sites: list[tuple[RunningSite, dict[str, Any]]]
-) -> Table:
-    current = view["round"]["number"] if view["round"] else view["rounds_done"]
-    table = Table(title=f"round {current} of {view['rounds_total']} · {view['waiting_for'] or view['state']}")
-    for heading in ("site", "classes", "doing", "loss", "accuracy here", "images/s", "sent", "received"):
-        table.add_column(heading)
-    last = {upload["client"]: upload["report"] for row in rounds[-2:] for upload in row["uploads"]}
-    for site, info in sites:
-        report = last.get(site.folder.name)
-        history = info.get("history") or [{}]
-        moved = info.get("bytes", {"sent": 0, "received": 0})
-        table.add_row(
-            site.folder.name,
-            " ".join(site.folder.classes[:10]),
-            info.get("agent", {}).get("doing", "…"),
-            f"{report['loss']:.3f}" if report else "–",
-            _percent(history[-1].get("with_offset")),
-            f"{report['samples'] / max(report['seconds'], 1e-6):.0f}" if report else "–",
-            f"{moved['sent'] / 1e6:.1f} MB",
-            f"{moved['received'] / 1e6:.1f} MB",
-        )
-    return table
-
-
-def _wait_for_final_scores(
-    processes: Processes, running: list[RunningSite], plan: FederationPlan
-) -> dict[str, dict[str, Any]]:
+def _final_scores(processes: Processes, running: list[RunningSite], last_model: int) -> dict[str, dict[str, Any]]:
     """What each agent measured with the last model."""
     scores: dict[str, dict[str, Any]] = {}
-    give_up_at = time.monotonic() + 60
-    while len(scores) < len(running):
-        processes.check()
-        for site in running:
-            for row in _info(site).get("history", []):
-                if row["model"] == plan.rounds.count:
-                    scores[site.folder.name] = row
-        if time.monotonic() > give_up_at:
-            raise DistransError("The agents did not measure the last model in time.")
-        time.sleep(0.2)
+    with httpx.Client(timeout=30) as http:
+        while len(scores) < len(running):
+            for site in running:
+                for row in site.info(http).get("history", []):
+                    if row["model"] == last_model:
+                        scores[site.folder.name] = row
+            processes.pause(0.2)
     return scores
 
 
-def _train_fedavg(console: Console, plan: FederationPlan, sites: Sites) -> dict[str, float | None]:
+def _train_fedavg(
+    console: Console, plan: FederationPlan, sites: list[SiteFolder], rounds: int
+) -> dict[str, float | None]:
     """FedAvg on the same sites, from the same start, for the same rounds; in memory, the mathematics are the same."""
     fedavg = plan.model_copy(update={"method": FedAvgOptions()})
+    torch.set_num_threads(_threads(plan, 1))
     data: dict[str, SiteData] = {}
     clients = []
-    for site in sites.folders:
+    for site in sites:
         opened = data[site.name] = open_data(str(site.path), plan)
         record = ClientRecord(site.name, tuple(opened.report.class_counts.values()))
         clients.append(SimulatedClient(record, opened.train, opened.test))
     simulation = Simulation(fedavg, clients)
-    with console.status("FedAvg for comparison") as status:
-        while simulation.round < fedavg.rounds.count:
+    with _stage(console, "FedAvg for comparison") as add:
+        for number in range(1, rounds + 1):
+            add(f"round {number} of {rounds}")
             simulation.run_round(evaluate=False)
-            status.update(f"FedAvg for comparison: round {simulation.round} of {fedavg.rounds.count}")
     scores = {}
     for client in clients:
         predictor = simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
@@ -270,52 +188,12 @@ def _train_fedavg(console: Console, plan: FederationPlan, sites: Sites) -> dict[
     return scores
 
 
-def _results(sites: Sites, histories: dict[str, dict[str, Any]], fedavg: dict[str, float | None]) -> Table:
-    table = Table(title="Accuracy on each site's held-out images, after the last round")
-    headings = ("site", "classes", "images", "global + own offset", "global, no offset", "site alone", "FedAvg")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("site", "classes") else "right")
-    for site in sites.folders:
-        row = histories[site.name]
-        scores = (row["with_offset"], row["without_offset"], row["local"], fedavg[site.name])
-        table.add_row(site.name, " ".join(site.classes[:10]), str(site.images), *map(_percent, scores))
-    return table
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _show_predict(console: Console, site: RunningSite) -> None:
-    """One call of `/predict`, as a person would type it, and its answer."""
-    image = sorted((site.folder.path / "test").rglob("*.*"))[0]
-    kind = "image/jpeg" if image.suffix.lower() in (".jpg", ".jpeg") else "image/png"
-    console.print(f"\nAn image of class {image.parent.name!r} at {site.folder.name}:", highlight=False)
-    console.print(
-        f"$ curl -s -H 'Content-Type: {kind}' --data-binary @{image} '{site.url}/predict?top_k=2'",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-    answer = httpx.post(
-        f"{site.url}/predict",
-        params={"top_k": 2},
-        content=image.read_bytes(),
-        headers={"Content-Type": kind},
-        timeout=30,
-        trust_env=False,
-    )
-    console.print_json(answer.text)
-
-
 def _keep_running(console: Console, processes: Processes, url: str, running: list[RunningSite], folder: Path) -> None:
-    console.print(f"\nStill running until Ctrl-C:\n  coordinator  {url}/docs", highlight=False)
-    for site in running:
-        console.print(f"  {site.folder.name}     {site.url}/docs", highlight=False)
-    console.print(f"  logs         {folder / 'logs'}", highlight=False)
-    try:
-        while True:
-            processes.check()
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        console.print("stopping …")
+    rows = [("coordinator", f"{url}/docs"), ("admin token", short(folder / "coordinator" / "admin-token"))]
+    rows += [(site.folder.name, f"{site.url}/docs") for site in running]
+    rows += [("logs", short(folder / "logs"))]
+    console.print("\nStill running until Ctrl-C:", highlight=False)
+    for name, place in rows:
+        console.print(f"  {name:<12} {place}", soft_wrap=True, highlight=False)
+    while True:
+        processes.pause(3600)

@@ -1,52 +1,90 @@
-"""Child processes that never outlive the one that started them."""
+"""Child processes that end with the program that started them."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from shared.problems import DistransError
 
-_PROGRAMS = {"server": "server", "agent": "client_agent"}
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_S = 20.0
 
 
 class Processes:
-    """A group of programs of this project; leaving the block stops all of them."""
+    """A group of Python programs. Leaving the block stops all of them.
+
+    Inside the block SIGTERM and a closed terminal do what Ctrl-C does: they raise KeyboardInterrupt.
+    """
 
     def __init__(self, log_folder: Path) -> None:
         self._logs = log_folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._one_ended = threading.Event()
+        self._interruptible = True
+        self._interrupted = False
 
     def __enter__(self) -> "Processes":
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in _ENDING_SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
-    def start(self, name: str, program: str, arguments: Sequence[str | Path], **environment: str) -> Path:
-        """Start a program; the path of its log. It gets its own session: Ctrl-C reaches it through `stop` alone."""
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._interrupted = True
+        if self._interruptible:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Ctrl-C waits for the end of the block: a process between its start and its entry here would be forgotten."""
+        self._interruptible = False
+        try:
+            yield
+        finally:
+            self._interruptible = True
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def start(self, name: str, module: str, arguments: Sequence[str | Path], **environment: str) -> Path:
+        """Start `python -m module`; the path of its log. Its session is its own: Ctrl-C reaches it by `stop` alone."""
         log = self._logs / f"{name}.log"
-        with log.open("wb") as handle:
-            self._running[name] = subprocess.Popen(  # noqa: S603 - the project's own programs
-                [sys.executable, "-m", _PROGRAMS[program], *map(str, arguments)],
+        # Settings of the person's own coordinator or agent, such as its database, are not for these.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("DISTRANS_")}
+        with self._uninterrupted(), log.open("wb") as handle:
+            process = self._running[name] = subprocess.Popen(  # noqa: S603 - no shell, no foreign program
+                [sys.executable, "-m", module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=subprocess.STDOUT,
-                env=os.environ | environment,
+                env=inherited | environment,
                 start_new_session=True,
             )
+        threading.Thread(target=self._await_end, args=[process], name=name, daemon=True).start()
         return log
 
-    def check(self) -> None:
-        """Raise when one of them has ended before its time."""
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._one_ended.set()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass; raises as soon as one of them ends before its time."""
+        self._one_ended.wait(seconds)
         for name, process in self._running.items():
             if process.poll() is not None:
                 log = self._logs / f"{name}.log"
@@ -55,26 +93,27 @@ class Processes:
                     f"{name} has ended with code {process.returncode}: {' / '.join(last)}", next_step=f"See {log}."
                 )
 
-    def wait_for(self, log: Path, pattern: str, timeout_s: float = 120) -> str:
+    def wait_for(self, log: Path, pattern: str, timeout_s: float = 300) -> str:
         """The first group of the first line in a log that matches."""
         give_up_at = time.monotonic() + timeout_s
         while time.monotonic() < give_up_at:
             if match := re.search(pattern, log.read_text(errors="replace")):
                 return match[1]
-            self.check()
-            time.sleep(0.05)
+            self.pause(0.05)
         raise DistransError(f"{log} did not show what was expected within {timeout_s:.0f} s.")
 
     def stop(self) -> None:
-        """Ask all to end, then insist."""
+        """Ask all to end, then insist; a Ctrl-C meanwhile makes it insist at once."""
+        self._interruptible, self._interrupted = False, False
         for process in self._running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        give_up_at = time.monotonic() + 20
+            process.terminate()
+        give_up_at = time.monotonic() + _PATIENCE_S
         for process in self._running.values():
-            try:
-                process.wait(max(0.1, give_up_at - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            while process.poll() is None:
+                if self._interrupted or time.monotonic() > give_up_at:
+                    process.kill()
+                try:
+                    process.wait(0.2)
+                except subprocess.TimeoutExpired:
+                    continue
         self._running.clear()

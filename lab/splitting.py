@@ -1,18 +1,18 @@
 """Cuts a set of images into one folder per site, each as an agent takes it."""
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import sklearn.datasets
 from PIL import Image
 
-from client_agent.sources import Example, open_source
-from shared.heterogeneity import classes_per_client, count_classes, distributional_heterogeneity, paper_shares
+from client_agent.sources import Example, Item, open_source
+from shared.heterogeneity import Indices, classes_per_client, count_classes, distributional_heterogeneity, paper_shares
 from shared.problems import SplitError
 
-DIGITS = "sklearn:digits"
+_CLASS_NUMBERS = tuple(map(str, range(10_000)))  # names for the classes of arrays that only number them
 
 
 @dataclass(frozen=True)
@@ -26,62 +26,71 @@ class SiteFolder:
 
 
 @dataclass(frozen=True)
-class Sites:
-    """All sites, with the classes of the whole and how much the sites differ."""
+class SiteShare:
+    """What one site is to get."""
 
-    folders: list[SiteFolder]
+    name: str
+    classes: tuple[str, ...]
+    train: list[Example]
+    test: list[Example]
+
+    def write(self, target: Path) -> SiteFolder:
+        """Write `target/NAME/train/CLASS/…` and `target/NAME/test/CLASS/…`."""
+        folder = target / self.name
+        for part, examples in (("train", self.train), ("test", self.test)):
+            for label in {example.label for example in examples}:
+                (folder / part / label).mkdir(parents=True)
+            for number, example in enumerate(examples):
+                _write(example.item, folder / part / example.label, number)
+        return SiteFolder(self.name, folder, self.classes, len(self.train))
+
+
+@dataclass(frozen=True)
+class Division:
+    """Who gets what, with the classes of the whole and how much the sites differ; nothing is written yet."""
+
+    sites: list[SiteShare]
     classes: tuple[str, ...]
     dh: float
 
 
-def split_into_sites(data: str, target: Path, clients: int, dh: float, seed: int) -> Sites:
-    """Write `target/site-NNN/train` and `test` by the paper's splitter; `data` is an image folder or sklearn:digits."""
-    source = target.parent / "images"
-    if data == DIGITS:
-        _write_digits(source)
-        data = str(source)
-    split = open_source(data, seed, ())
-    classes = tuple(sorted({example.label for example in split.train}))
-    each = classes_per_client(dh, len(classes), clients)
-    shares = paper_shares(len(classes), clients, each, seed)
+def divide(data: str, clients: int, dh: float, seed: int) -> Division:
+    """Share out what `--data` of an agent would take, by the paper's splitter; a SplitError says what would fit."""
+    source = open_source(data, seed, _CLASS_NUMBERS)
+    classes = tuple(sorted({example.label for example in source.train}))
+    _check_names(classes)
+    shares = paper_shares(len(classes), clients, classes_per_client(dh, len(classes), clients), seed)
     positions = {label: place for place, label in enumerate(classes)}
+    test = [example for example in source.test if example.label in positions]
+    train_parts, test_parts = (
+        shares.split([positions[example.label] for example in part], seed) for part in (source.train, test)
+    )
     width = max(3, len(str(clients)))
-    names = [f"site-{number + 1:0{width}}" for number in range(clients)]
-    counts = np.zeros((clients, len(classes)), dtype=np.int64)
-    for part, examples in (("train", split.train), ("test", split.test)):
-        known = [example for example in examples if example.label in positions]
-        labels = [positions[example.label] for example in known]
-        for number, indices in enumerate(shares.split(labels, seed)):
-            _copy(known, indices.tolist(), target / names[number] / part)
-            if part == "train":
-                counts[number] = count_classes(np.asarray(labels)[indices], len(classes))
-    folders = [
-        SiteFolder(
-            name,
-            target / name,
-            tuple(label for label, held in zip(classes, counts[number], strict=True) if held),
-            int(counts[number].sum()),
-        )
-        for number, name in enumerate(names)
-    ]
-    return Sites(folders, classes, distributional_heterogeneity(counts))
+    sites, counts = [], np.zeros((clients, len(classes)), dtype=np.int64)
+    for number in range(clients):
+        own = _pick(source.train, train_parts[number])
+        counts[number] = count_classes([positions[example.label] for example in own], len(classes))
+        held = tuple(label for label, count in zip(classes, counts[number], strict=True) if count)
+        sites.append(SiteShare(f"site-{number + 1:0{width}}", held, own, _pick(test, test_parts[number])))
+    return Division(sites, classes, distributional_heterogeneity(counts))
 
 
-def _copy(examples: list[Example], indices: list[int], target: Path) -> None:
-    for index in indices:
-        example = examples[index]
-        if not isinstance(example.item, Path):
-            raise SplitError("Only image files can be split into folders.")
-        folder = target / example.label
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(example.item, folder / f"{index}-{example.item.name}")
+def _check_names(classes: Iterable[str]) -> None:
+    """Classes become folders: a name from a file must not lead out of them."""
+    for label in classes:
+        if label.startswith(".") or "/" in label or "\\" in label or "\0" in label:
+            raise SplitError(f"The class name {label!r} cannot be the name of a folder.")
 
 
-def _write_digits(target: Path) -> None:
-    """scikit-learn's digits as 8×8 PNG files, in class folders."""
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-        folder = target / str(label)
-        folder.mkdir(parents=True, exist_ok=True)
-        grey = np.round(image.reshape(8, 8) * (255 / 16)).astype(np.uint8)
-        Image.fromarray(grey).save(folder / f"{number:04}.png")
+def _pick(examples: list[Example], indices: Indices) -> list[Example]:
+    return [examples[index] for index in indices]
+
+
+def _write(item: Item, folder: Path, number: int) -> None:
+    if isinstance(item, Path):
+        shutil.copyfile(item, folder / f"{number}-{item.name}")
+    elif item.shape[0] not in (1, 3):
+        raise SplitError(f"Image files have 1 or 3 channels, these images have {item.shape[0]}.")
+    else:
+        pixels = (item * 255).round().byte().permute(1, 2, 0).squeeze(2).numpy()
+        Image.fromarray(pixels).save(folder / f"{number:05}.png")

@@ -13,6 +13,7 @@ from shared.seeds import derive_seed
 
 Counts = NDArray[np.int64]
 Indices = NDArray[np.int64]
+_DH_TOLERANCE = 0.005
 
 
 def distributional_heterogeneity(class_counts: ArrayLike) -> float:
@@ -40,19 +41,28 @@ def count_classes(labels: ArrayLike, classes: int) -> Counts:
 
 
 def classes_per_client(dh: float, classes: int, clients: int) -> int:
-    """The u of the paper's splitter whose DH is `dh`; a SplitError lists the values of DH that can be had."""
-    reachable: dict[float, int] = {}
+    """The u of the paper's splitter whose DH is `dh`; a SplitError lists what can be had instead."""
+    reachable = _reachable(classes, clients)
+    nearest = min(reachable, key=lambda value: abs(value - dh))
+    if abs(nearest - dh) <= _DH_TOLERANCE:
+        return reachable[nearest]
+    options = ", ".join(f"{value:.0%}" for value in sorted(reachable))
+    others = [n for n in range(1, 101) if any(abs(value - dh) <= _DH_TOLERANCE for value in _reachable(classes, n))]
+    closest = " or ".join(str(n) for n in sorted(sorted(others, key=lambda n: abs(n - clients))[:2]))
+    raise SplitError(
+        f"{clients} clients with {classes} classes cannot have DH {dh:.0%}.",
+        next_step=f"They can have {options}" + (f"; {closest} clients can have {dh:.0%}." if closest else "."),
+    )
+
+
+def _reachable(classes: int, clients: int) -> dict[float, int]:
+    """The values of DH that can be had, each with its number of classes per client."""
+    values: dict[float, int] = {}
     for u in range(1, classes + 1):
         if u * clients % classes == 0:
-            held = u * clients // classes  # clients per class
-            reachable.setdefault(round(1 - u / classes if held > 1 else 1.0, 9), u)
-    nearest = min(reachable, key=lambda value: abs(value - dh))
-    if abs(nearest - dh) > 0.005:
-        options = ", ".join(f"{value:.0%}" for value in sorted(reachable))
-        raise SplitError(
-            f"{clients} clients with {classes} classes cannot have DH {dh:.0%}.", next_step=f"They can have {options}."
-        )
-    return reachable[nearest]
+            holders = u * clients // classes
+            values.setdefault(round(1 - u / classes if holders > 1 else 1.0, 9), u)
+    return values
 
 
 def _what_divides(classes: int, clients: int) -> str:

@@ -1,6 +1,5 @@
-"""The README's walk works when pasted, and generated pages are current."""
+"""The documents' commands work when pasted, and what the documents name exists."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -9,64 +8,160 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
+from support.warm_programs import warm_programs
+from typer.main import get_command
 
+from client_agent.__main__ import app as agent
+from lab.__main__ import app as lab
 from lab.plan_reference import reference
+from server.__main__ import app as server
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PROGRAMS: dict[str, Any] = {
+    "distrans-server": get_command(server),
+    "distrans-agent": get_command(agent),
+    "distrans-lab": get_command(lab),
+}
+
+# Blocks of these kinds are pasted and run, in this way; one whose program is missing here is left out.
+RUN_WITH = {
+    "sh": ("bash", "{block}"),
+    "python": ("python", "python - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
+    "javascript": ("node", "node --input-type=module - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
+}
+SHOWN = {"", "json", "ini"}  # no commands in these
+# Lines of `console` blocks are for a person to type; why no test runs them:
+NOT_RUN = {
+    "make demo": "installs for minutes; the demo itself is run in test_command_lines.py",
+    "make test": "runs this test",
+    "distrans-server serve": "runs until it is stopped; the README's walk runs it in the background",
+    "pg_dump": "needs the operator's own PostgreSQL server",
+    "distrans-lab bench": "takes minutes; test_command_lines.py runs it with a single step",
+    "distrans-lab demo": "takes half an hour; test_command_lines.py runs it with two rounds",
+}
+# The guides go on where the README's walk ends. The site of the site guide has a federation of its own to join.
+BEFORE = {
+    "site-guide.md": """\
+sed -e 's/"digits"/"tiles"/' -e 's/^count.*/count = 1/' -e 's/^min_clients.*/min_clients = 1/' plan.toml > tiles.toml
+distrans-server federation create tiles.toml
+COORDINATOR=http://127.0.0.1:8400 INVITE=$(distrans-server invite tiles)
+distrans-server federation start tiles
+ln -s sites/site-001 tiles
+""",
+}
+WALK = ["README.md", "site-guide.md", "predict-api.md", "operator-guide.md", "reproducing.md"]
+FOREIGN_OPTIONS = {"--database"}  # Flower's, in the README's comparison
+PORTS = ("8400", "8500", "8501", "8502")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    text: str
 
 
-def shell_blocks(text: str) -> str:
-    return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+def blocks(document: Path) -> Iterator[Block]:
+    for kind, text in re.findall(r"^```(\S*)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL):
+        yield Block(kind, text)
 
 
-def test_the_readmes_walk_as_three_roles(tmp_path: Path) -> None:
-    missing = [tool for tool in ("bash", "curl") if shutil.which(tool) is None]
-    if missing:
-        message = f"{', '.join(missing)} not found"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    script = shell_blocks((ROOT / "README.md").read_text())
-    for port in ("8400", "8501", "8502"):
+def commands(block: Block) -> list[str]:
+    return [line for line in block.text.splitlines() if re.match(r"(\$ )?(distrans-|make |curl |python |pg_)", line)]
+
+
+def is_missing(program: str) -> bool:
+    if shutil.which(program) is not None:
+        return False
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{program} not found")
+    return True
+
+
+def walk_script() -> str:
+    """All blocks that are to be run, as one script that says where it is."""
+    parts = []
+    for name in WALK:
+        parts.append(BEFORE.get(name, ""))
+        document = next(path for path in DOCUMENTS if path.name == name)
+        for number, block in enumerate(blocks(document), start=1):
+            if block.kind not in RUN_WITH:
+                continue
+            program, form = RUN_WITH[block.kind]
+            first_word = "sqlite3" if block.text.startswith("sqlite3 ") else program
+            if not is_missing(first_word):
+                parts += [f"echo; echo '=== {name}, block {number}'\n", form.format(block=block.text)]
+    script = "".join(parts)
+    for port in PORTS:
         assert port in script
-        script = script.replace(port, str(free_port()))
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "no_proxy": "*",
-    }
-    process = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    watchdog = threading.Timer(240, lambda: os.killpg(process.pid, signal.SIGKILL))
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        output = process.stdout.read()  # background programs write to files, so this ends with the script
-        assert process.wait() == 0, output
-        assert "5 of 5 rounds" in output
-        assert '"predictions":[{"index":0,"label":' in output
-        assert '"offset_digest":"' in output
-    finally:
-        watchdog.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            script = script.replace(port, str(listener.getsockname()[1]))
+    return script
+
+
+def test_the_documents_work_when_pasted(tmp_path: Path) -> None:
+    """One walk through the README and the guides, with a real coordinator and real agents."""
+    if is_missing("bash") or is_missing("curl"):
+        pytest.skip("the blocks need bash and curl")
+    for name in ("tile.png", "a.png", "b.jpg"):
+        Image.new("L", (8, 8), 128).save(tmp_path / name)
+    with warm_programs() as programs:
+        path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", walk_script()],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "no_proxy": "*"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        watchdog = threading.Timer(300, lambda: os.killpg(process.pid, signal.SIGKILL))
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            output = process.stdout.read()  # background programs write to files, so this ends with the script
+            assert process.wait() == 0, output
+        finally:
+            watchdog.cancel()
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+    assert "digits: finished, 3 of 3 rounds, 2 clients, DH 100%" in output
+    calls = re.findall(r'"offset_digest":"[0-9a-f]{64}"\},"predictions":\[\{"index":0,"label":"\d"', output)
+    assert len(calls) == 3  # the README's and two of the API's page
+    labels = re.search(r"predict-api.md, block 3\n(\d)\n(?:\n=== predict-api.md, block 4\n(\d)\n)?", output)
+    assert labels is not None, output
+    assert labels[2] in (labels[1], None)  # the same image, from Python and from JavaScript
+    assert '"name":"lung-nodules","state":"running"' in output
+    assert (tmp_path / "lung-nodules.zip").stat().st_size > 0
+    assert "Traceback" not in output
+
+
+def test_every_block_is_run_or_there_is_a_reason() -> None:
+    used = set()
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            where = f"{document.name}: {block.text[:60]!r}"
+            if block.kind in RUN_WITH:
+                assert document.name in WALK, where
+            elif block.kind == "console":
+                for line in block.text.splitlines():
+                    reasons = [start for start in NOT_RUN if line.startswith(start)]
+                    assert len(reasons) == 1, where
+                    used.add(reasons[0])
+            else:
+                assert block.kind in SHOWN, where
+                assert commands(block) == [], where
+    assert used == set(NOT_RUN)
 
 
 def test_the_plan_reference_is_current() -> None:
@@ -80,21 +175,34 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
+def options_of(command: Any) -> set[str]:
+    """Of a command and of all below it."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*(options_of(below) for below in getattr(command, "commands", {}).values()), {"--help"})
+
+
+def faults(program: str, words: list[str]) -> Iterator[str]:
+    command = PROGRAMS[program]
+    for word in words:
+        below = getattr(command, "commands", {})
+        if below and re.fullmatch("[a-z]+", word):
+            if word not in below:
+                yield f"{program} has no command {word}"
+                return
+            command = below[word]
+        elif (option := word.partition("=")[0]).startswith("--") and option not in options_of(command):
+            yield f"{program} {command.name} has no option {option}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_in_documents_exist(document: Path) -> None:
-    """Every `distrans-… command` and every --option that the documents name is in that program's help."""
-    from typer.main import get_command
-
-    from client_agent.__main__ import app as agent
-    from lab.__main__ import app as lab
-    from server.__main__ import app as server
-
-    programs = {"distrans-server": server, "distrans-agent": agent, "distrans-lab": lab}
-    for program, words in re.findall(r"(distrans-(?:server|agent|lab)) ((?:[a-z]+ ?)+)", document.read_text()):
-        command = get_command(programs[program])
-        for word in words.split():
-            known = getattr(command, "commands", None)
-            if known is None:
-                break
-            assert word in known, f"{document.name}: {program} {words}"
-            command = known[word]
+def test_commands_and_options_in_documents_exist(document: Path) -> None:
+    text = document.read_text()
+    found = [
+        fault
+        for program, rest in re.findall(r"(?<![./\w])(distrans-(?:server|agent|lab))((?: [^\s`|;&)]+)*)", text)
+        for fault in faults(program, rest.split())
+    ]
+    assert found == []
+    known = FOREIGN_OPTIONS.union(*map(options_of, PROGRAMS.values()))
+    named = set(re.findall(r"`(--[a-z][a-z-]+)", text))
+    assert named - known == set()

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test check demo format install clean
+.PHONY: test check demo format install audit clean
 
 # One test process a core, each computing with one thread: more threads than cores slow all of them down.
 test: check
@@ -24,6 +24,12 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 install: $(STAMP)
+
+# Known vulnerabilities of what is installed; asks a service on the network, so it is no part of `make test`.
+audit: $(STAMP)
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/audit/bin/pip-audit --skip-editable --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 # Remade when the dependencies or the version change. A failed install leaves no stamp behind, so the next run tries again.
 $(STAMP): pyproject.toml shared/__init__.py

@@ -32,6 +32,12 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
 }
 
+# What to do about errors whose use cases are called from elsewhere too; the command line has its own words.
+NEXT_STEPS = {
+    "no-such-federation": "GET /v1/federations lists them.",
+    "no-such-client": "GET /v1/federations/{name}/clients lists them.",
+}
+
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the OpenAPI page: these statuses carry a problem."""
@@ -83,7 +89,8 @@ def install(app: FastAPI) -> None:
             headers["Retry-After"] = str(error.retry_after_s)
         if isinstance(error, OffsetMismatch):
             headers["Upload-Offset"] = str(error.offset_bytes)
-        return problem(status, error.code, error.message, next_step=error.next_step, headers=headers)
+        next_step = error.next_step or NEXT_STEPS.get(error.code)
+        return problem(status, error.code, error.message, next_step=next_step, headers=headers)
 
     @app.exception_handler(RequestValidationError)
     def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:

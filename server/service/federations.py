@@ -61,9 +61,7 @@ def load(session: Session, name: str, *, lock: bool = False) -> Federation:
     query = select(Federation).where(Federation.name == name)
     federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
     if federation is None:
-        raise NotFound(
-            "no-such-federation", f"There is no federation {name!r}.", next_step="GET /v1/federations lists them."
-        )
+        raise NotFound("no-such-federation", f"There is no federation {name!r}.")
     return federation
 
 

@@ -42,14 +42,14 @@ def upgrade(db: Database) -> tuple[str | None, str | None]:
     return before, current_version(db)
 
 
-def require_current(db: Database) -> None:
+def require_current(db: Database, upgrade_command: str = "distrans-server db upgrade") -> None:
     """Refuse to start on a schema of another version, with the command that mends it."""
     found = current_version(db)
     _refuse_newer(found)
     wanted = ScriptDirectory.from_config(_config()).get_current_head()
     if found != wanted:
         state = "is empty" if found is None else f"has schema {found}, older than {wanted}"
-        raise DatabaseError(f"The database {state}.", next_step="Run: distrans-server db upgrade")
+        raise DatabaseError(f"The database {state}.", next_step=f"Run: {upgrade_command}")
 
 
 def _refuse_newer(found: str | None) -> None:

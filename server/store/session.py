@@ -30,9 +30,12 @@ class DatabaseError(DistransError):
 
 
 class Database:
-    """One engine. SQLite takes one writer at a time; a lock makes this process' writers queue up fairly."""
+    """One engine. SQLite takes one writer at a time; a lock makes this process' writers queue up fairly.
 
-    def __init__(self, url: str, blobs: str | None = None) -> None:
+    Without `create` a SQLite file must be there already; to look for one in the wrong place leaves nothing behind.
+    """
+
+    def __init__(self, url: str, blobs: str | None = None, *, create: bool = True) -> None:
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
@@ -54,7 +57,13 @@ class Database:
         if self.is_sqlite:
             if parsed.database in (None, "", ":memory:"):
                 raise DatabaseError("SQLite needs a file.", next_step="Use sqlite:///path/to/file.db.")
-            _make_folder(Path(str(parsed.database)).parent)
+            file = Path(str(parsed.database))
+            if not create and not file.exists():
+                raise DatabaseError(
+                    f"There is no database at {file}.",
+                    next_step="Name yours with --data-dir or --db; `distrans-server serve` makes a new one.",
+                )
+            _make_folder(file.parent)
             # Autocommit mode: this module says BEGIN itself, so that a write takes its lock at the start.
             connect_args: dict[str, Any] = {"isolation_level": None, "timeout": _BUSY_TIMEOUT_MS / 1000}
         else:

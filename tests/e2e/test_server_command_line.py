@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -30,6 +31,8 @@ from support.plans import small_plan
 from support.processes import PROGRAMS, LoggedProcess
 
 from server import __main__ as program
+from server.commands.client import list_ as list_clients
+from server.commands.place import upgrade_command
 from server.serve import configure_logging
 from server.service import enrolment
 from server.service.context import Context
@@ -68,7 +71,6 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         if name.startswith("DISTRANS_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program.out, "width", 200)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["distrans-server", *map(str, arguments)])
@@ -201,10 +203,27 @@ class TestDatabase:
         works("db", "upgrade")
         assert stat.S_IMODE((tmp_path / "distrans-data").stat().st_mode) == 0o700
 
+    def test_one_that_is_not_there_is_not_made(self, refuses: Callable[..., str], tmp_path: Path) -> None:
+        """A look into the wrong folder leaves nothing behind, and says how to name the right one."""
+        (tmp_path / "plan.toml").write_text(PLAN)
+        advice = "Name yours with --data-dir or --db; `distrans-server serve` makes a new one."
+        for words in (
+            *(("federation", "list"), ("federation", "show", "pets"), ("federation", "create", "plan.toml")),
+            *(("invite", "pets"), ("client", "list", "pets"), ("audit", "list"), ("audit", "export", "x.csv")),
+        ):
+            assert refuses(*words) == f"There is no database at distrans-data/distrans.db. {advice}"
+        assert refuses("federation", "list", "--data-dir", "else where").startswith(
+            "There is no database at else where/distrans.db."
+        )
+        assert refuses("federation", "list", "--db", "sqlite:///x.db").startswith("There is no database at x.db.")
+        assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+
     def test_an_empty_one_is_refused(self, refuses: Callable[..., str], empty_db_url: str) -> None:
+        if empty_db_url.startswith("sqlite"):
+            Path(empty_db_url.removeprefix("sqlite:///")).touch()
         for words in (("federation", "list"), ("invite", "pets"), ("audit", "list")):
             message = refuses(*words, "--db", empty_db_url)
-            assert message == "The database is empty. Run: distrans-server db upgrade"
+            assert message == f"The database is empty. Run: distrans-server db upgrade --db {shlex.quote(empty_db_url)}"
 
     def test_an_older_schema_is_refused(self, refuses: Callable[..., str], db_url: str) -> None:
         """With the command that mends it; there is nothing to test while there is only one schema."""
@@ -214,7 +233,26 @@ class TestDatabase:
                 stamp(db_url, script.revision)
                 message = refuses("federation", "list", "--db", db_url)
                 assert f"has schema {script.revision}, older than" in message
-                assert message.endswith("Run: distrans-server db upgrade")
+                assert message.endswith(f"Run: distrans-server db upgrade --db {shlex.quote(db_url)}")
+
+    def test_the_command_that_mends_it_names_the_same_database(
+        self, command: Command, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """It can be pasted, but a password does not go into logs; what the environment says need not be repeated."""
+        (tmp_path / "my data").mkdir()
+        (tmp_path / "my data" / "distrans.db").touch()
+        advice = "The database is empty. Run: distrans-server db upgrade"
+        assert refuses("federation", "list", "--data-dir", "my data") == f"{advice} --data-dir 'my data'"
+        message = refuses("federation", "list", "--db", "sqlite:///my data/distrans.db")
+        assert message == f"{advice} --db 'sqlite:///my data/distrans.db'"
+        monkeypatch.setenv("DISTRANS_DATA_DIR", "my data")
+        assert refuses("federation", "list") == advice
+        monkeypatch.setenv("DISTRANS_DB", "sqlite:///my data/distrans.db")
+        assert refuses("federation", "list") == advice
+        assert command("db", "upgrade").code == 0
+        assert command("federation", "list").code == 0
+        hidden = upgrade_command("postgresql://me:secret@host/name", Path("distrans-data"))
+        assert hidden == "distrans-server db upgrade --db 'postgresql://me:***@host/name'"
 
     @pytest.mark.parametrize(
         "words", [("federation", "list"), ("db", "upgrade"), ("serve", "--port", "0")], ids=" ".join
@@ -231,7 +269,7 @@ class TestDatabase:
     ) -> None:
         url = new_postgres_database(postgres_url)
         assert refuses("serve", "--port", "0", "--db", url) == (
-            "The database is empty. Run: distrans-server db upgrade"
+            f"The database is empty. Run: distrans-server db upgrade --db {shlex.quote(url)}"
         )
 
     @pytest.mark.parametrize(
@@ -243,7 +281,6 @@ class TestDatabase:
             ("sqlite:///:memory:", "SQLite needs a file."),
             ("sqlite:///.", "The database cannot be reached: unable to open database file."),
             ("sqlite:///text.txt", "The database cannot be reached: file is not a database."),
-            ("sqlite:///text.txt/x.db", "The folder text.txt cannot be made: File exists."),
             ("postgresql://host:port/name", "The database address cannot be read."),
             ("postgresql://127.0.0.1:1/name", "The database cannot be reached: connection"),
             ("postgresql+asyncpg://127.0.0.1:1/name", "The database cannot be reached: connection"),
@@ -255,6 +292,11 @@ class TestDatabase:
         (tmp_path / "text.txt").write_text("This is a text and not a database, as everybody can see.")
         for group in (("db", "upgrade"), ("federation", "list")):
             assert refuses(*group, "--db", address).startswith(words)
+
+    def test_a_folder_that_cannot_be_made(self, refuses: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "text.txt").touch()
+        message = refuses("db", "upgrade", "--db", "sqlite:///text.txt/x.db")
+        assert message.startswith("The folder text.txt cannot be made: File exists.")
 
 
 def stamp(db_url: str, revision: str) -> None:
@@ -301,7 +343,8 @@ class TestFederations:
         message = refuses("federation", "resume", "pets")
         assert message == "Federation 'pets' is created: it cannot resume now. Resume is possible when it is paused."
         for verb in ("show", "start", "pause", "resume", "cancel"):
-            assert refuses("federation", verb, "atlantis").startswith("There is no federation 'atlantis'.")
+            message = refuses("federation", verb, "atlantis")
+            assert message == "There is no federation 'atlantis'. Run: distrans-server federation list"
         assert refuses("federation", "create", "plan.toml") == (
             "There is a federation 'pets' already. Choose another name."
         )
@@ -382,7 +425,7 @@ class TestClients:
         old = join(pets, invite, "north", device="cuda:0")
         (view,) = [ClientView.model_validate(one) for one in json.loads(works("client", "list", "pets", "--json"))]
         assert (view.name, view.state, view.class_counts) == ("north", "active", {"cat": 3, "dog": 0})
-        assert re.search(rf"│ north +│ {view.id[:8]}", works("client", "list", "pets"))
+        assert re.search(rf"│ north +│ {view.id} │", works("client", "list", "pets"))
         new = works("client", "rotate", "pets", "north")
         assert re.fullmatch(rf"dtc_{view.id}_[\w-]{{43}}\n", new)
         assert new.strip() != old
@@ -390,7 +433,9 @@ class TestClients:
         for _ in range(2):
             assert works("client", "revoke", "pets", "north") == "Client north of pets is revoked.\n"
         assert refuses("client", "rotate", "pets", "north") == "Client 'north' is revoked."
-        assert refuses("client", "revoke", "pets", "nobody") == "Federation 'pets' has no client 'nobody'."
+        assert refuses("client", "revoke", "pets", "nobody") == (
+            "Federation 'pets' has no client 'nobody'. Run: distrans-server client list FEDERATION"
+        )
         assert refuses("client", "list", "atlantis").startswith("There is no federation 'atlantis'.")
         assert refuses("invite", "atlantis").startswith("There is no federation 'atlantis'.")
 
@@ -408,6 +453,46 @@ class TestClients:
             out = works(*words)
             if words[0] != "audit":
                 assert device in out
+
+
+class TestTables:
+    """What is printed into a pipe is read by a program: nothing may be cut or folded there."""
+
+    NAME = "north-" + "x" * 50
+    DEVICE = "an accelerator with a name of just sixty-four printable letters."
+
+    def test_are_whole_in_a_pipe(self, works: Callable[..., str], pets: Context) -> None:
+        join(pets, works("invite", "pets"), self.NAME, device=self.DEVICE)
+        works("federation", "start", "pets")
+        (client,) = enrolment.clients_of(pets, "pets")
+        for words, cells in (
+            (("client", "list", "pets"), (self.NAME, client.id, "active", self.DEVICE)),
+            (("federation", "show", "pets"), (self.NAME, "active", self.DEVICE)),
+            (("federation", "list"), ("waiting for clients to join: 1 of at least 2; deadline in 7 days",)),
+            (("audit", "list"), (f"client:{self.NAME}", f'{{"id": "{client.id}"}}')),
+        ):
+            rows = [line for line in works(*words).splitlines() if cells[0] in line]
+            assert len(rows) == 1
+            assert all(cell in rows[0] for cell in cells)
+            assert "…" not in rows[0]
+
+    def test_are_folded_on_a_terminal(
+        self, works: Callable[..., str], pets: Context, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        join(pets, works("invite", "pets"), self.NAME, device=self.DEVICE)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "80")
+        list_clients("pets")
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "".join(line.split("│")[1].strip() for line in lines if line.count("│") > 1) == self.NAME
+
+    def test_as_json(self, works: Callable[..., str], pets: Context) -> None:
+        join(pets, works("invite", "pets"), self.NAME)
+        entries = json.loads(works("audit", "list", "--json"))
+        assert [entry["action"] for entry in entries] == ["federation.create", "invite.create", "client.join"]
+        assert entries[2]["actor"] == f"client:{self.NAME}"
+        assert json.loads(works("audit", "list", "--json", "--federation", "atlantis")) == []
 
 
 class TestAudit:

@@ -1,0 +1,128 @@
+"""`distrans-server federation`: create, list, show, and the changes of state."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from server.commands.arguments import DATA, DataDir, Db, Federation, Json
+from server.commands.output import out, percent, print_federation, print_json, print_table
+from server.commands.place import open_context, operator
+from shared.problems import DistransError
+
+app = typer.Typer(no_args_is_help=True, help="Federations.")
+
+
+@app.command()
+def create(
+    plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML file.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented plan and exit.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Initial weights, for model.weights = 'file'.")] = None,
+    data_dir: DataDir = DATA,
+    db: Db = None,
+) -> None:
+    """Create a federation from a plan."""
+    from server.example_plan import EXAMPLE_PLAN
+    from shared.plan import parse_plan
+
+    if example:
+        typer.echo(EXAMPLE_PLAN, nl=False)
+        return
+    if plan is None:
+        raise DistransError("Name a plan file.", next_step="--example prints one to start from.")
+    try:
+        parsed = parse_plan(plan.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DistransError(f"{plan} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DistransError(f"{plan} is not a text in UTF-8.") from error
+    from server.service import federations
+
+    federations.create(open_context(db, data_dir), operator(), parsed, weights)
+    out.print(f"Federation {parsed.name} created. Next: distrans-server invite {parsed.name}")
+
+
+@app.command("list")
+def list_(data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> None:
+    """All federations."""
+    from server.service import federations
+
+    views = federations.list_all(open_context(db, data_dir))
+    if as_json:
+        print_json(views)
+        return
+    table = Table("federation", "state", "rounds", "clients", "DH", "best accuracy", "what now")
+    for view in views:
+        table.add_row(
+            view.name,
+            view.state,
+            f"{view.rounds_done} of {view.rounds_total}",
+            str(view.clients),
+            percent(view.dh, 0),
+            percent(view.best_accuracy),
+            view.waiting_for or view.reason,
+        )
+    print_table(table)
+
+
+@app.command()
+def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> None:
+    """One federation, with its clients and its latest rounds."""
+    from server.service import enrolment, federations, reports
+
+    ctx = open_context(db, data_dir)
+    view = federations.show(ctx, name)
+    if as_json:
+        typer.echo(view.model_dump_json(indent=2))
+        return
+    print_federation(view)
+    clients = Table("client", "state", "images", "device", "last seen")
+    for client in enrolment.clients_of(ctx, name):
+        silent_s = max(0, ctx.clock() - client.last_seen_at)
+        images = str(sum(client.class_counts.values()))
+        clients.add_row(client.name, client.state, images, client.device, f"{silent_s:.0f} s ago")
+    print_table(clients)
+    rounds = Table("round", "state", "updates", "accuracy of its model", "reason")
+    last = view.round.number if view.round else view.latest_model
+    for round_ in reports.rounds(ctx, name, None, max(0, last - 10), 20):
+        rounds.add_row(
+            str(round_.number),
+            round_.state,
+            f"{round_.updates} of {round_.participants}",
+            percent(round_.evaluation.accuracy if round_.evaluation else None),
+            round_.waiting_for or round_.reason,
+        )
+    print_table(rounds)
+
+
+def _change(action: str, name: str, data_dir: Path, db: str | None) -> None:
+    from server.service import federations
+
+    ctx = open_context(db, data_dir)
+    getattr(federations, action)(ctx, operator(), name)
+    print_federation(federations.show(ctx, name))
+
+
+@app.command()
+def start(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+    """Begin, as soon as enough sites have joined."""
+    _change("start", name, data_dir, db)
+
+
+@app.command()
+def pause(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+    """Hold; no deadline passes meanwhile."""
+    _change("pause", name, data_dir, db)
+
+
+@app.command()
+def resume(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+    """Go on after a pause."""
+    _change("resume", name, data_dir, db)
+
+
+@app.command()
+def cancel(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+    """End for good; the models stay."""
+    _change("cancel", name, data_dir, db)

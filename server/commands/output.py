@@ -1,0 +1,50 @@
+"""How commands print."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from shared.schemas import FederationView
+
+_ANY_WIDTH = 100_000
+out = Console(soft_wrap=True, markup=False, emoji=False)  # sites choose some of the texts; they are no markup
+
+
+def print_table(table: Table) -> None:
+    """Folded to fit a terminal; whole, however wide, in a pipe or a file."""
+    for column in table.columns:
+        column.overflow = "fold"
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
+    Console(markup=False, emoji=False, width=width).print(table)
+
+
+def print_json(views: "Iterable[BaseModel]") -> None:
+    """One JSON array."""
+    typer.echo(json.dumps([view.model_dump(mode="json") for view in views]))
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share, or a dash for none."""
+    return "–" if share is None else f"{share:.{digits}%}"
+
+
+def print_federation(view: "FederationView") -> None:
+    """A federation in a few lines."""
+    accuracy = "" if view.best_accuracy is None else f", best accuracy {percent(view.best_accuracy)}"
+    heterogeneity = "" if view.dh is None else f", DH {percent(view.dh, 0)}"
+    out.print(
+        f"{view.name}: {view.state}, {view.rounds_done} of {view.rounds_total} rounds, {view.clients} clients"
+        f"{heterogeneity}{accuracy}",
+        highlight=False,
+    )
+    for line in (view.waiting_for, view.reason):
+        if line:
+            out.print(f"  {line}", highlight=False)

@@ -2,13 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from shared.command_line import VersionOption, run
+from shared.method_options import MethodOptions
 from shared.problems import DistransError
 
 
@@ -30,6 +31,8 @@ class Engine(StrEnum):
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
 app.add_typer(bench_app, name="bench")
+METHOD_NAMES = ", ".join(options.model_fields["name"].default for options in get_args(get_args(MethodOptions)[0]))
+SOURCES = "a folder with one folder per class, .csv, .npz, sklearn:digits or torchvision:NAME:ROOT"
 Dh = Annotated[
     float, typer.Option(min=0, max=1, help="How much the sites' classes differ: 0, all alike, to 1, none in common.")
 ]
@@ -45,11 +48,9 @@ def demo(
     clients: Annotated[int, typer.Option(min=1, max=50, help="Number of sites.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the federation.")] = 12,
     dh: Dh = 0.6,
-    method: Annotated[str, typer.Option(help="How the sites learn together: distrans, fedavg.")] = "distrans",
+    method: Annotated[str, typer.Option(help=f"How the sites learn together: {METHOD_NAMES}.")] = "distrans",
     backbone: Annotated[str, typer.Option(help="The network: lenet, alexnet, resnet18 or resnet50.")] = "lenet",
-    data: Annotated[
-        str, typer.Option(help="Images to share out: a folder with one folder per class, or sklearn:digits.")
-    ] = "sklearn:digits",
+    data: Annotated[str, typer.Option(help=f"Images to share out: {SOURCES}.")] = "sklearn:digits",
     plan: Annotated[
         Path | None, typer.Option(help="A plan of your own, in place of --rounds, --method and --backbone.")
     ] = None,
@@ -70,7 +71,7 @@ def demo(
 
 @app.command()
 def split(
-    data: Annotated[str, typer.Argument(help="A folder with one folder per class, or sklearn:digits.")],
+    data: Annotated[str, typer.Argument(help=f"Images to share out: {SOURCES}.")],
     target: Annotated[Path, typer.Argument(help="A new folder; each site gets a folder in it.")],
     clients: Annotated[int, typer.Option(min=1, max=10_000, help="Number of sites.")] = 5,
     dh: Dh = 0.6,
@@ -143,12 +144,12 @@ def report(
 
 @bench_app.command("train")
 def bench_train(
-    backbones: Annotated[list[str] | None, typer.Argument(help="Default: all built-in ones.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each kind, at least.")] = 9,
-    seconds: Annotated[float, typer.Option(min=0, help="Time for each backbone, at least.")] = 20,
+    backbones: Annotated[list[str] | None, typer.Argument(help="Networks; all built-in ones if none is named.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Time at least so many steps of each kind.")] = 9,
+    seconds: Annotated[float, typer.Option(min=0, help="Go on for at least so long with each backbone.")] = 20,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Images per second of local training at 3×64×64, batch 32, against a plain two-pass implementation."""
+    """Speed of local training at 3×64×64, batch 32, against a plain implementation with two passes."""
     from lab.bench_train import run_bench
 
     run_bench(Console(), backbones, repeats, seconds, device)
@@ -156,8 +157,10 @@ def bench_train(
 
 @bench_app.command("predict")
 def bench_predict(
-    backbones: Annotated[list[str] | None, typer.Argument(help="Default: lenet and resnet18.")] = None,
-    calls: Annotated[int, typer.Option(min=10, help="Calls of each kind.")] = 400,
+    backbones: Annotated[
+        list[str] | None, typer.Argument(help="Networks; lenet and resnet18 if none is named.")
+    ] = None,
+    calls: Annotated[int, typer.Option(min=10, help="Number of calls, alone and with eight callers.")] = 400,
 ) -> None:
     """Latency and throughput of /predict at 64×64, against a bare decode and forward of the same network."""
     from lab.bench_predict import run_bench

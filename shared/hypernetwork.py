@@ -77,42 +77,44 @@ class Hypernetwork:
         names = [name for name in state if name.startswith(_PHI)] + [_EMBEDDING + client]
         leaves = {name: state[name].detach().requires_grad_() for name in names}
         outputs = self.emit(leaves, client)
-        pulls = [delta[name] for name in outputs]
+        pulls = [delta[name].clone() for name in outputs]  # a bias' gradient is the very tensor that is put in here
         return dict(zip(names, torch.autograd.grad(list(outputs.values()), list(leaves.values()), pulls), strict=True))
-
-    def step(self, state: Tensors, gradient: Tensors) -> Tensors:
-        """One step of SGD on all weights and all rows: decay and momentum reach rows that have no gradient too."""
-        options = self.options
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in gradient.values()]))
-        scale = torch.clamp(options.clip_norm / (norm + 1e-6), max=1.0)
-        row_lr = options.lr if options.embedding_lr is None else options.embedding_lr
-        after: Tensors = {}
-        for name, value in state.items():
-            if name.startswith(_MOMENTUM):
-                continue
-            push = options.weight_decay * value
-            if name in gradient:
-                push = push + gradient[name] * scale
-            if options.momentum and _MOMENTUM + name in state:
-                push = push + options.momentum * state[_MOMENTUM + name]
-            if options.momentum:
-                after[_MOMENTUM + name] = push
-            after[name] = value - (row_lr if name.startswith(_EMBEDDING) else options.lr) * push
-        return after
 
     def follow(self, state: Tensors, uploads: Iterable[tuple[str, Tensors]]) -> Tensors:
         """The state after a round of uploads Δ, by the plan's rule."""
+        state = {name: value.clone() for name, value in state.items()}  # steps are taken in place: they are large
         if self.options.uploads == "sequential":
             for client, delta in uploads:
-                state = self.step(state, self.gradient(state, client, delta))
+                self._step(state, self.gradient(state, client, delta))
             return state
         total: Tensors = {}
         count = 0
         for client, delta in uploads:
             for name, value in self.gradient(state, client, delta).items():
-                total[name] = total[name] + value if name in total else value
+                total[name] = total[name].add_(value) if name in total else value
             count += 1
-        return self.step(state, {name: value / count for name, value in total.items()}) if count else state
+        if count:
+            self._step(state, {name: value.div_(count) for name, value in total.items()})
+        return state
+
+    def _step(self, state: Tensors, gradient: Tensors) -> None:
+        """One step of SGD on all weights and all rows: decay and momentum reach rows that have no gradient too.
+
+        Changes the state, and uses the gradient up.
+        """
+        options = self.options
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in gradient.values()]))
+        scale = torch.clamp(options.clip_norm / (norm + 1e-6), max=1.0)
+        row_lr = options.lr if options.embedding_lr is None else options.embedding_lr
+        for name in [name for name in state if not name.startswith(_MOMENTUM)]:
+            value, push = state[name], gradient.get(name)
+            push = torch.zeros_like(value) if push is None else push.mul_(scale)
+            push.add_(value, alpha=options.weight_decay)
+            if options.momentum and _MOMENTUM + name in state:
+                push = state[_MOMENTUM + name].mul_(options.momentum).add_(push)
+            elif options.momentum:
+                state[_MOMENTUM + name] = push
+            value.sub_(push, alpha=row_lr if name.startswith(_EMBEDDING) else options.lr)
 
 
 def _linear(name: str, inputs: int, outputs: int) -> Tensors:

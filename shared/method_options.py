@@ -1,6 +1,6 @@
 """The settings of each method, as they stand in a plan's `[method]` table. The names follow the paper."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -219,3 +219,5 @@ MethodOptions = Annotated[
     | AdvPropOptions,
     Field(discriminator="name"),
 ]
+_KINDS = get_args(get_args(MethodOptions)[0])
+METHOD_NAMES: tuple[str, ...] = tuple(kind.model_fields["name"].default for kind in _KINDS)

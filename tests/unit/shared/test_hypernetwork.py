@@ -151,3 +151,16 @@ def test_a_client_that_joins_later_has_the_row_it_would_have_had_and_changes_not
     later = net.complete(early, ["late"])
     assert later.keys() - early.keys() == {"embedding.late"}
     assert torch.equal(later["embedding.late"], net.complete(early, ["late", "0"])["embedding.late"])
+
+
+@pytest.mark.parametrize("uploads", ["sequential", "mean"])
+def test_a_round_changes_neither_the_state_before_it_nor_the_uploads(uploads: str) -> None:
+    net = network(momentum=0.9, uploads=uploads, clip_norm=0.1)
+    state, deltas = net.follow(begun(net), [("a", random_delta())]), [random_delta(1), random_delta(2)]
+    before = {name: value.clone() for name, value in state.items()}
+    first = net.follow(state, zip("ab", deltas, strict=True))
+    again = net.follow(state, zip("ab", deltas, strict=True))
+    assert all(torch.equal(state[name], value) for name, value in before.items())
+    assert all(torch.equal(first[name], value) for name, value in again.items())
+    for seed, delta in enumerate(deltas, start=1):
+        assert torch.equal(flat(delta), flat(random_delta(seed)))

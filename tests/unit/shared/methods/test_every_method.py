@@ -10,6 +10,7 @@ from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, me
 
 from client_agent.export import Standalone
 from lab.simulation import Simulation
+from shared.method_options import METHOD_NAMES
 from shared.methods import METHODS, server_half
 from shared.methods.base import ClientRecord, ServerState, Workplace
 from shared.methods.serving import ModulePredictor
@@ -37,7 +38,7 @@ def stored(tensors: Tensors) -> Tensors:
 
 
 def test_every_method_is_here() -> None:
-    assert {case["name"] for case in METHOD_CASES.values()} == set(METHODS)
+    assert {case["name"] for case in METHOD_CASES.values()} == set(METHODS) == set(METHOD_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi_offline import FastAPIOffline
 
-from server.api import clients, errors, federations, operations, rounds
+from server.api import clients, docs_page, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
 from server.api.headers import SecurityHeaders
@@ -58,19 +57,19 @@ def create_app(settings: Settings) -> FastAPI:
             await asyncio.to_thread(worker.stop)
             db.close()
 
-    # A hospital's network may have no way to the CDN that FastAPI's own page loads its scripts from.
-    app = FastAPIOffline(
+    app = FastAPI(
         title="DisTrans coordinator",
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        redoc_url=None,  # its scripts load a picture from elsewhere
-        static_url="/docs-assets",
+        docs_url=None,  # ours is in docs_page
+        redoc_url=None,
     )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
     app.state.throttle = FailureThrottle()
     errors.install(app)
     app.add_exception_handler(Stalled, rounds.stalled)
+    docs_page.install(app)
     app.include_router(operations.router)
     for module in (clients, federations, rounds):
         app.include_router(module.router, responses=errors.problem_responses(503))

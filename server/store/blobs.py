@@ -100,7 +100,7 @@ def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> 
         wanted = wanted.where(BlobChunk.start < end)
     with db.read() as session:
         blob = session.get(Blob, blob_id)
-        chunks = [row._tuple() for row in session.execute(wanted.order_by(BlobChunk.start))]
+        chunks = [(start, size, key) for start, size, key in session.execute(wanted.order_by(BlobChunk.start))]
     known = begin
     for start, size, _ in chunks:
         known = start + size if start <= known else known

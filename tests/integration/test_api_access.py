@@ -44,7 +44,6 @@ OPEN = {
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/docs"),
-    ("GET", "/docs/oauth2-redirect"),
     *((method, "/openapi.json") for method in ("GET", "HEAD")),
 }
 

@@ -59,12 +59,9 @@ def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) 
 
 def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
     """The features of test images in each method's trained model, each image at the client that has its class."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own dependencies
-            from umap import UMAP
-    except ImportError as error:
-        raise DistransError("umap-learn is not installed.", next_step="pip install 'distrans[figures]'") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        from umap import UMAP
     seed = min(result["cell"]["seed"] for result in results)
     chosen = [result for result in results if result["cell"]["seed"] == seed]
     figure, axes = _panels(len(chosen))

@@ -69,13 +69,14 @@ def _federations(experiment: Experiment, folder: Path, data_root: Path) -> list[
 def _figure(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> str:
     try:
         from lab import figures
+
+        if experiment.figure == "umap":
+            figures.draw_umap(experiment, results, folder, data_root)
+        else:
+            draw = figures.draw_curves if experiment.figure == "curves" else figures.draw_lines
+            draw(experiment, results, folder)
     except ImportError:
         return "The figure needs `pip install 'distrans[figures]'`.\n"
-    if experiment.figure == "umap":
-        figures.draw_umap(experiment, results, folder, data_root)
-    else:
-        draw = figures.draw_curves if experiment.figure == "curves" else figures.draw_lines
-        draw(experiment, results, folder)
     return f"![{experiment.title}]({experiment.name}.svg)\n"
 
 

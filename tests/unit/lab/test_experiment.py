@@ -1,5 +1,6 @@
 """Experiment files: what they expand to, and what is said of faulty ones."""
 
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,11 @@ def test_merging_goes_into_tables() -> None:
         "a": {"b": 1, "c": 3},
         "d": {"e": 1},
     }
+
+
+def test_the_guides_example_is_an_experiment(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "reproducing.md").read_text()
+    (example,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    mine = load_experiment(written(tmp_path, example))
+    assert len(mine.cells("full")) == 12
+    assert {(cell.rounds, cell.data.train_per_class) for cell in mine.cells("small")} == {(5, 100)}

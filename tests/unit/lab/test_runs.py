@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ class TestAReport:
         assert "| training.epochs |" in text
         assert "training.epochs" in (tmp_path / "out" / "try.svg").read_text()
 
-    def test_of_features_goes_back_to_the_trained_models(self, tmp_path: Path) -> None:
+    def test_of_features_goes_back_to_the_trained_models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from lab.cells import Cell, Workspace
         from lab.figures import trained_features
 
@@ -270,6 +271,9 @@ class TestAReport:
             assert features.shape == (60, 200 if cell.label == "DisTrans" else 100)
             assert sorted(labels.tolist()) == sorted(list(range(10)) * 6)
             assert features.std() > 0
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "umap", None)  # as if it were not installed
+            assert "distrans[figures]" in write_report(tmp_path / "out", tmp_path).read_text()
 
 
 def test_spread_and_first_round() -> None:

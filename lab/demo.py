@@ -1,6 +1,8 @@
 """`distrans-lab demo`: a whole federation on one machine, with real processes that talk over HTTP."""
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,11 +62,16 @@ def run_demo(console: Console, options: DemoOptions) -> None:
                 raise
         else:
             console.print(
-                "\nNothing is left running. To keep it: distrans-lab demo --keep. To serve one site's last model again:"
-                f"\n  distrans-agent run --state {short(folder)}/agents/{sites[0].name}",
+                f"\nNothing is left running; {_program('distrans-lab')} demo --keep leaves it. To serve a site's last "
+                f"model again:\n  {_program('distrans-agent')} run --state {short(folder)}/agents/{sites[0].name}",
                 soft_wrap=True,
                 highlight=False,
             )
+
+
+def _program(name: str) -> str:
+    """As one would type it here: in a fresh clone the programs are not on the path."""
+    return name if shutil.which(name) else str(short(Path(sys.executable).parent / name))
 
 
 def _plan(options: DemoOptions, division: Division) -> tuple[str, FederationPlan]:

@@ -108,7 +108,7 @@ def _live_table(
             f"{_images_per_second(report):.0f}" if report else "–",
             f"{sum(info.get('bytes', {}).values()) / 1e6:.1f} MB",
         )
-    table.caption = "loss of the last local training; accuracy of the newest global model at the site"
+    table.caption = "loss: last local training; accuracy: newest model, on held-out images"
     return table
 
 

@@ -19,8 +19,13 @@ def load_part(db: Database, blob_id: str, prefix: str) -> Tensors:
 
     The blob was checked when it came, so its header can be believed.
     """
-    length = int.from_bytes(b"".join(blobs.read(db, blob_id, 0, 8)), "little")
-    header = json.loads(b"".join(blobs.read(db, blob_id, 8, 8 + length)))
+    first = b"".join(blobs.read(db, blob_id, 0, blobs.CHUNK_BYTES))
+
+    def span(begin: int, end: int) -> bytes:
+        return first[begin:end] if end <= len(first) else b"".join(blobs.read(db, blob_id, begin, end))
+
+    start = 8 + int.from_bytes(first[:8], "little")
+    header = json.loads(span(8, start))
     wanted = {name: entry for name, entry in header.items() if name.startswith(prefix)}
     part, position = {}, 0
     runs: list[list[int]] = []  # tensors that stand side by side are read in one go
@@ -34,6 +39,5 @@ def load_part(db: Database, blob_id: str, prefix: str) -> Tensors:
             runs.append([begin, end])
     text = json.dumps(part).encode()
     text += b" " * (-len(text) % 8)
-    start = 8 + length
-    data = [piece for begin, end in runs for piece in blobs.read(db, blob_id, start + begin, start + end)]
+    data = (span(start + begin, start + end) for begin, end in runs)
     return safetensors.torch.load(b"".join([len(text).to_bytes(8, "little"), text, *data]))

@@ -49,7 +49,7 @@ def db_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def coordinator(db_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
     """One process; each test has a federation of its own."""
-    with running(db_address, tmp_path_factory.mktemp("data")) as process:
+    with running(db_address, tmp_path_factory.mktemp("data"), forked=True) as process:
         yield process
 
 

@@ -609,7 +609,7 @@ def test_a_resumed_upload_outlives_the_coordinator(db_url: str, tmp_path: Path) 
     """Killed with kill -9 in the middle of a PATCH: the next process goes on at the stored byte."""
     plan = large_plan(count=1)
     whole = update_body(plan, {}, 1)
-    with running(db_url, tmp_path) as first:
+    with running(db_url, tmp_path, forked=True) as first:
         first.create(plan)
         site = first.join(plan, "north", {"cat": 1})
         task = site.task()
@@ -619,7 +619,7 @@ def test_a_resumed_upload_outlives_the_coordinator(db_url: str, tmp_path: Path) 
             eventually(lambda: progress(site, round_id)[0] != "0")
             stored = int(str(progress(site, round_id)[0]))
             first.kill()
-    with running(db_url, tmp_path) as second:
+    with running(db_url, tmp_path, forked=True) as second:
         site = Site(second.http, plan, "north", site.token)
         assert progress(site, round_id) == (str(stored), str(len(whole)), "?0")
         assert stored >= CHUNK_BYTES

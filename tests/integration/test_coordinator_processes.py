@@ -2,20 +2,26 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 import safetensors.torch
+from support.api import open_api
 from support.coordinator import CoordinatorProcess, Site, running
 from support.databases import new_postgres_database
 from support.plans import small_plan, update_body, update_tensors
+from support.service import OPERATOR
 
 from server.core.aggregation import strip
+from server.service import enrolment, federations
+from server.service.context import Context
 from server.store.schema import upgrade
 from server.store.session import Database
 from shared.methods.base import SHARED
 from shared.plan import FederationPlan
+from shared.schemas import JoinRequest
 from shared.summation import RunningMean
 from shared.wire import digest, encode
 
@@ -42,88 +48,113 @@ def published_mean(site: Site, number: int) -> str:
 
 
 def test_two_processes_see_the_last_two_uploads_at_the_same_moment(postgres_url: str, tmp_path: Path) -> None:
-    """Fifty rounds, each closed by two uploads that race on two processes: each is aggregated once, from both."""
+    """Fifty rounds, each closed by two uploads that race on two processes: each is aggregated once, from both.
+
+    Five federations have ten rounds each at the same time, because most of a round's time is waiting.
+    """
     url = new_postgres_database(postgres_url)
     db = Database(url)
     upgrade(db)
     db.close()
-    rounds = 50
-    plan = small_plan(method=FEDAVG, rounds={"count": rounds, "min_clients": 2})
-    with running(url, tmp_path) as first, running(url, tmp_path) as second, ThreadPoolExecutor(2) as pool:
-        first.create(plan)
-        left = first.join(plan, "left", {"cat": 1})
-        right = Site(second.http, plan, "right", first.join(plan, "right", {"dog": 1}).token)
-        for number in range(1, rounds + 1):
-            task = left.task()
-            assert task.round is not None
-            assert task.round.number == number
-            barrier = Barrier(2)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(url, tmp_path, forked=True)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(5))
+        assert list(pool.map(lambda number: race(*processes, number, rounds=10), range(5))) == [10] * 5
 
-            def upload(site: Site, seed: int, round_id: int = task.round.id, barrier: Barrier = barrier) -> int:
-                body = update_body(plan, {}, seed)
-                barrier.wait()
-                return site.put(round_id, body).status_code
 
+def race(first: CoordinatorProcess, second: CoordinatorProcess, federation: int, rounds: int) -> int:
+    """A federation to its end; how many rounds had the right result."""
+    plan = small_plan(f"race-{federation}", method=FEDAVG, rounds={"count": rounds, "min_clients": 2})
+    first.create(plan)
+    left = first.join(plan, "left", {"cat": 1})
+    right = Site(second.http, plan, "right", first.join(plan, "right", {"dog": 1}).token)
+    for number in range(1, rounds + 1):
+        task = left.task()
+        assert task.round is not None
+        assert task.round.number == number
+        barrier = Barrier(2)
+
+        def upload(site: Site, seed: int, round_id: int = task.round.id, barrier: Barrier = barrier) -> int:
+            body = update_body(plan, {}, seed)
+            barrier.wait()
+            return site.put(round_id, body).status_code
+
+        with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(upload, (left, right), (2 * number, 2 * number + 1))) == [200, 200]
-            if number < rounds:
-                wait_for_model(left, number)
-        after = ""
-        while (last := right.task(after=after)).action != "finished":
-            after = last.ticket
-        history = first.admin("GET", f"/v1/federations/{plan.name}/rounds")
-        assert [(row["number"], row["state"], row["updates"]) for row in history] == [
-            (number, "done", 2) for number in range(1, rounds + 1)
-        ]
-        for number in range(1, rounds + 1):
-            assert published_mean(left, number) == expected_mean(plan, [2 * number, 2 * number + 1])
+        if number < rounds:
+            wait_for_model(left, number)
+    follow_to_the_end(right)
+    history = first.admin("GET", f"/v1/federations/{plan.name}/rounds")
+    assert [(row["number"], row["state"], row["updates"]) for row in history] == [
+        (number, "done", 2) for number in range(1, rounds + 1)
+    ]
+    return sum(
+        published_mean(left, number) == expected_mean(plan, [2 * number, 2 * number + 1])
+        for number in range(1, rounds + 1)
+    )
+
+
+def enrolled(db_url: str, plan: FederationPlan, *names: str) -> list[str]:
+    """The tokens of sites of a new federation that has started."""
+    db = Database(db_url)
+    ctx = Context(db)
+    federations.create(ctx, OPERATOR, plan)
+    federations.start(ctx, OPERATOR, plan.name)
+    invites = [enrolment.invite(ctx, OPERATOR, plan.name, 60).token for _ in names]
+    requests = [JoinRequest(name=name, class_counts={"cat": 1}) for name in names]
+    tokens = [enrolment.join(ctx, *pair).token for pair in zip(invites, requests, strict=True)]
+    db.close()
+    return tokens
+
+
+def follow_to_the_end(site: Site) -> None:
+    """Follow the long poll until the federation has finished."""
+    after = ""
+    while (task := site.task(after=after)).action != "finished":
+        after = task.ticket
 
 
 def test_killed_after_every_upload_it_goes_on_where_it_was(db_url: str, tmp_path: Path) -> None:
     plan = small_plan(method=FEDAVG, rounds={"count": 1, "min_clients": 2})
-    with running(db_url, tmp_path) as coordinator:
-        coordinator.create(plan)
-        tokens = [coordinator.join(plan, name, {"cat": 1}).token for name in ("left", "right")]
-        coordinator.kill()
+    tokens = enrolled(db_url, plan, "left", "right")
     for place, token in enumerate(tokens):
-        with running(db_url, tmp_path) as coordinator:
+        with running(db_url, tmp_path, forked=True) as coordinator:
             site = Site(coordinator.http, plan, f"site {place}", token)
             task = site.task()
             assert task.round is not None
             assert site.put(task.round.id, update_body(plan, {}, place)).status_code == 200
             coordinator.kill()
-    with running(db_url, tmp_path) as coordinator:
-        site = Site(coordinator.http, plan, "left", tokens[0])
-        after = ""
-        while (task := site.task(after=after)).action != "finished":
-            after = task.ticket
+    with open_api(db_url) as api:
+        site = Site(api.http, plan, "left", tokens[0])
+        follow_to_the_end(site)
         assert published_mean(site, 1) == expected_mean(plan, [0, 1])
 
 
-@pytest.fixture
-def sqlite_coordinator(tmp_path: Path) -> CoordinatorProcess:
-    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path, "--workers", "2") as coordinator:
-        yield coordinator
-
-
-def test_forty_sites_upload_at_once_to_two_processes_on_sqlite(sqlite_coordinator: CoordinatorProcess) -> None:
+def test_forty_sites_upload_at_once_to_two_processes_on_sqlite(tmp_path: Path) -> None:
     plan = small_plan(method=FEDAVG, image={"height": 32, "width": 32}, rounds={"count": 1, "min_clients": 40})
-    sqlite_coordinator.create(plan)
-    with ThreadPoolExecutor(40) as pool:
-        sites = list(pool.map(lambda number: sqlite_coordinator.join(plan, f"site-{number}", {"cat": 1}), range(40)))
+    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(url, tmp_path, forked=True)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(40))
+        processes[0].create(plan)
+
+        def join(number: int) -> Site:
+            return processes[number % 2].join(plan, f"site-{number}", {"cat": 1})
+
+        sites = list(pool.map(join, range(40)))
         round_id = sites[0].task().round.id
+        bodies = [update_body(plan, {}, number) for number in range(40)]
         barrier = Barrier(40)
 
         def upload(number: int) -> int:
-            body = update_body(plan, {}, number)
             barrier.wait()
-            return sites[number].put(round_id, body).status_code
+            return sites[number].put(round_id, bodies[number]).status_code
 
         assert list(pool.map(upload, range(40))) == [200] * 40
-    after = ""
-    while (task := sites[0].task(after=after)).action != "finished":
-        after = task.ticket
-    assert published_mean(sites[0], 1) == expected_mean(plan, list(range(40)))
-    assert not [line for line in sqlite_coordinator.lines if "locked" in line or "Traceback" in line]
+        follow_to_the_end(sites[0])
+        assert published_mean(sites[1], 1) == expected_mean(plan, list(range(40)))
+        lines = [line for process in processes for line in process.lines]
+        assert not [line for line in lines if "locked" in line or "Traceback" in line]
 
 
 def peak_memory_kb(coordinator: CoordinatorProcess) -> int:
@@ -133,10 +164,10 @@ def peak_memory_kb(coordinator: CoordinatorProcess) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from Linux's /proc")
 def test_peak_memory_of_a_round_does_not_grow_with_the_number_of_clients(tmp_path: Path) -> None:
-    """Forty clients of 4 MB each stay within a few models of what three clients needed."""
+    """Twenty clients of 4 MB each stay within a few models of what three clients needed."""
     peaks = {}
-    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path) as coordinator:
-        for clients in (3, 40):
+    with running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path, forked=True) as coordinator:
+        for clients in (3, 20):
             plan = small_plan(
                 f"of-{clients}",
                 method=FEDAVG,
@@ -156,4 +187,4 @@ def test_peak_memory_of_a_round_does_not_grow_with_the_number_of_clients(tmp_pat
             update = strip(safetensors.torch.load(body), SHARED)
             assert all(mean[name].equal(value) for name, value in update.items())
             peaks[clients] = peak_memory_kb(coordinator)
-    assert (peaks[40] - peaks[3]) * 1024 < 8 * len(body), peaks
+    assert (peaks[20] - peaks[3]) * 1024 < 8 * len(body), peaks

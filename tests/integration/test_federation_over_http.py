@@ -49,7 +49,7 @@ def test_three_sites_train_to_the_end_with_the_same_bits_as_the_simulation(db_ur
     plan = digits_plan()
     clients = digits_clients(plan)
     half = client_half(plan)
-    with running(db_url, tmp_path) as coordinator:
+    with running(db_url, tmp_path, forked=True) as coordinator:
         coordinator.create(plan)
         sites = [
             coordinator.join(plan, client.record.id, dict(zip(plan.classes, client.record.class_counts, strict=True)))

@@ -52,11 +52,14 @@ class Coordinator:
 
 
 class CoordinatorProcess(LoggedProcess, Coordinator):
-    """`distrans-server serve` on a free port."""
+    """`distrans-server serve` on a free port; `forked` makes it start soon, see support.forked."""
 
-    def __init__(self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None) -> None:
+    def __init__(
+        self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None, forked: bool = False
+    ) -> None:
         super().__init__(
             ["distrans-server", "serve", "--port", "0", "--data-dir", data_dir, *options],
+            forked=forked,
             DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
             DISTRANS_DB=db_url,
             PYTHONWARNINGS="error::ResourceWarning",
@@ -116,9 +119,11 @@ class Site:
 
 
 @contextmanager
-def running(db_url: str, data_dir: Path, *options: str, ca_file: str | None = None) -> Iterator[CoordinatorProcess]:
+def running(
+    db_url: str, data_dir: Path, *options: str, ca_file: str | None = None, forked: bool = False
+) -> Iterator[CoordinatorProcess]:
     """A coordinator process that is gone afterwards, however the block ends."""
-    coordinator = CoordinatorProcess(db_url, data_dir, *options, ca_file=ca_file)
+    coordinator = CoordinatorProcess(db_url, data_dir, *options, ca_file=ca_file, forked=forked)
     try:
         yield coordinator
     finally:

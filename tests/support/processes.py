@@ -9,23 +9,32 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.forked import ForkedServer
+
 PROGRAMS = Path(sys.executable).parent
 
 
 class LoggedProcess:
     """A child process; its output is kept in `lines`."""
 
-    def __init__(self, command: Sequence[str | Path], cwd: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self, command: Sequence[str | Path], cwd: Path | None = None, *, forked: bool = False, **environment: str
+    ) -> None:
         self.lines: list[str] = []
         self._seen = threading.Condition()
-        self.process = subprocess.Popen(
-            [PROGRAMS / command[0], *command[1:]],
-            cwd=cwd,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.process: subprocess.Popen[str] | ForkedServer
+        if forked:
+            assert command[0] == "distrans-server"
+            self.process = ForkedServer([str(word) for word in command[1:]], environment)
+        else:
+            self.process = subprocess.Popen(
+                [PROGRAMS / command[0], *command[1:]],
+                cwd=cwd,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -17,7 +17,7 @@ from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
 from shared.summation import RunningMean
-from shared.wire import Spec
+from shared.wire import Spec, encode
 
 Tensors = dict[str, Tensor]
 Facts = dict[str, str]  # what the coordinator decided for a round beyond the plan, e.g. the offset aggregation in force
@@ -47,6 +47,12 @@ class Update:
     shared: Tensors
     personal: Tensors
     report: TrainingReport
+
+    def encode(self) -> bytes:
+        """As it goes over the wire."""
+        tensors = {SHARED + name: value for name, value in self.shared.items()}
+        tensors |= {PERSONAL + name: value for name, value in self.personal.items()}
+        return encode(tensors, {"report": self.report.model_dump_json()})
 
 
 class ServerHalf(ABC):

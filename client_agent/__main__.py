@@ -163,12 +163,11 @@ def run_command(
 @app.command()
 def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Who this agent is, what it serves, and whether joining paid off."""
-    from client_agent.agent import history_row
     from client_agent.state import StateFolder
 
     folder = StateFolder(state)
     identity = folder.identity()
-    rows = [history_row(line) for line in folder.history()]
+    rows = [line.row() for line in folder.history()]
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,

@@ -8,26 +8,26 @@ from typing import Any
 import safetensors.torch
 from rich.console import Console
 
-from client_agent import serving
 from client_agent.coordinator import Coordinator
 from client_agent.data import SiteData
-from client_agent.errors import AgentEnded, Refused, Stopped
+from client_agent.errors import AgentEnded, Refused, StateError, Stopped
+from client_agent.model_gate import ModelGate
 from client_agent.progress import TrainingDisplay
-from client_agent.serving import PredictionQueue
 from client_agent.settings import Identity, RunOptions
-from client_agent.state import Bundle, HistoryLine, PendingUpload, StateFolder
-from client_agent.training import LocalBaseline, measure
+from client_agent.state import Bundle, PendingUpload, StateFolder
+from client_agent.training import LocalBaseline
 from shared import __version__
-from shared.evaluation import Evaluation
 from shared.methods import client_half
-from shared.methods.base import PERSONAL, SHARED, RoundTask, TrainingInterrupted, Update, Workplace
+from shared.methods.base import RoundTask, Tensors, TrainingInterrupted, Update, Workplace
 from shared.problems import DistransError
 from shared.runtime import Runtime
-from shared.schemas import TaskAnswer
-from shared.wire import digest, encode
+from shared.schemas import RoundTaskView, TaskAnswer
+from shared.wire import digest
 
 logger = logging.getLogger(__name__)
 _NO_TICKET = "none"  # whatever the coordinator answers is news
+_AFTER_REFUSAL_S = 1.0
+_AFTER_FAILURE_S = 10.0
 
 
 class Agent:
@@ -41,25 +41,27 @@ class Agent:
         data: SiteData | None,
         runtime: Runtime,
         options: RunOptions,
+        gate: ModelGate,
         console: Console,
         stopping: threading.Event,
     ) -> None:
         self._state, self._identity, self._coordinator = state, identity, coordinator
-        self._data, self._runtime, self._options = data, runtime, options
+        self._data, self._runtime, self._options, self._gate = data, runtime, options, gate
         self._console, self._stopping = console, stopping
         self._plan = identity.plan
         self._half = client_half(identity.plan)
         self._newest: Bundle | None = None
-        self._served_score: Evaluation | None = None
-        self.predictions: PredictionQueue | None = None
+        self._given_up: int | None = None  # the id of a round that cannot be trained here
         self.doing = "starting"
+        self.trouble = ""
         self.outcome = ""
 
     # The loop
 
     def run(self) -> None:
         """Until the agent is stopped or ended; serving goes on beside it."""
-        self.serve_kept_model()
+        self._gate.serve_kept()
+        self._newest = self._newest_kept()
         ticket = _NO_TICKET
         if self._data is not None:
             self._tell_class_counts(self._data)
@@ -70,16 +72,20 @@ class Agent:
             ticket = task.ticket
             if task.action == "cancelled":
                 raise AgentEnded(f"The federation was cancelled: {task.reason}")
+            if task.round is not None and task.round.id == self._given_up:
+                # The coordinator does not know that and hands the round out at once, again and again.
+                self._stopping.wait(_AFTER_FAILURE_S)
+                continue
             try:
                 self._take_model(task)
-                if task.action == "train" and self._data is not None:
-                    self._train(task, self._data)
+                if task.action == "train" and task.round is not None and self._data is not None:
+                    self._train(task.round, self._data)
                     ticket = _NO_TICKET
             except Refused as error:
                 # The round or the model has been overtaken; the next task says what is next.
                 logger.warning("%s", error)
                 ticket = _NO_TICKET
-                self._stopping.wait(1.0)
+                self._stopping.wait(_AFTER_REFUSAL_S)
             if task.action == "finished":
                 if not self.outcome:
                     self.outcome = f"The federation has finished: {task.reason}"
@@ -92,7 +98,56 @@ class Agent:
             logger.info("the class counts have changed; telling the coordinator")
             self._coordinator.update_counts(data.report.class_counts)
 
+    # Training
+
+    def _train(self, current: RoundTaskView, data: SiteData) -> None:
+        if self._newest is None:
+            return
+        self.doing = f"training round {current.number}"
+        task = RoundTask(self._identity.name, current.number, self._newest.shared, self._newest.personal, current.facts)
+        try:
+            with TrainingDisplay(current.number, self._console, self._options.progress) as display:
+                place = Workplace(data.train, self._runtime, display.update, self._stopping.is_set)
+                update, private = self._half.train(task, self._state.private(), place)
+        except TrainingInterrupted as error:
+            raise Stopped from error
+        except (DistransError, OSError, RuntimeError) as error:  # RuntimeError: torch's, such as out of memory
+            # The same round would end in the same way. The next one starts from another model.
+            self._given_up = current.id
+            self.trouble = f"Round {current.number} could not be trained here: {error}"
+            logger.error("%s Waiting for the next round; /predict goes on.", self.trouble)
+            return
+        self.trouble = ""
+        self._stage(current, update, private)
+        self._settle_pending()
+        if self._options.local_baseline:
+            self._train_baseline(current.number, data)
+
+    def _train_baseline(self, number: int, data: SiteData) -> None:
+        self.doing = f"training this site's own model, round {number}"
+        baseline = LocalBaseline(self._plan, self._identity.name)
+        place = Workplace(data.train, self._runtime, None, self._stopping.is_set)
+        try:
+            self._state.save_baseline(baseline.train(self._state.baseline(), number, place))
+        except TrainingInterrupted as error:
+            raise Stopped from error
+        except (DistransError, OSError, RuntimeError) as error:
+            logger.error("this site's own model could not be trained: %s", error)
+
     # Uploads
+
+    def _stage(self, current: RoundTaskView, update: Update, private: Tensors) -> None:
+        body, report = update.encode(), update.report
+        pending = PendingUpload(round_id=current.id, round_number=current.number, digest=digest(body))
+        self._state.stage_upload(pending, body, private)
+        logger.info(
+            "round %d: trained on %d images in %.1f s, loss %.4f, accuracy %.1f %%",
+            current.number,
+            report.samples,
+            report.seconds,
+            report.loss,
+            100 * report.accuracy,
+        )
 
     def _settle_pending(self) -> None:
         """Send the upload that is not acknowledged yet; the coordinator knows a repeat by its digest."""
@@ -109,47 +164,17 @@ class Agent:
         else:
             self._state.commit_upload()
 
-    def _train(self, task: TaskAnswer, data: SiteData) -> None:
-        if task.round is None or self._newest is None:
-            return
-        number = task.round.number
-        self.doing = f"training round {number}"
-        bundle = self._newest
-        round_task = RoundTask(self._identity.name, number, bundle.shared, bundle.personal, task.round.facts)
-        private = self._state.private()
-        try:
-            with TrainingDisplay(number, self._console, self._options.progress) as display:
-                place = Workplace(data.train, self._runtime, display.update, self._stopping.is_set)
-                update, new_private = self._half.train(round_task, private, place)
-        except TrainingInterrupted as error:
-            raise Stopped from error
-        body = encode_update(update)
-        self._state.stage_upload(
-            PendingUpload(round_id=task.round.id, round_number=number, digest=digest(body)), body, new_private
-        )
-        report = update.report
-        logger.info(
-            "round %d: trained on %d images in %.1f s, loss %.4f, accuracy %.1f %%",
-            number,
-            report.samples,
-            report.seconds,
-            report.loss,
-            100 * report.accuracy,
-        )
-        self._settle_pending()
-        if self._options.local_baseline:
-            self._train_baseline(number, data)
-
-    def _train_baseline(self, number: int, data: SiteData) -> None:
-        self.doing = f"training this site's own model, round {number}"
-        baseline = LocalBaseline(self._plan, self._identity.name)
-        place = Workplace(data.train, self._runtime, None, self._stopping.is_set)
-        try:
-            self._state.save_baseline(baseline.train(self._state.baseline(), number, place))
-        except TrainingInterrupted as error:
-            raise Stopped from error
-
     # Models
+
+    def _newest_kept(self) -> Bundle | None:
+        """The newest model on the disk; None also for one that a crash kept from being measured."""
+        numbers, measured = self._state.bundle_numbers(), {line.model for line in self._state.history()}
+        if not numbers or numbers[-1] not in measured:
+            return None
+        try:
+            return self._state.load_bundle(numbers[-1])
+        except StateError:
+            return None
 
     def _take_model(self, task: TaskAnswer) -> None:
         """Download the newest model with this site's tensors, unless they are here; measure it, swap it in."""
@@ -171,99 +196,26 @@ class Agent:
         self._newest = bundle
         if is_new:
             self._state.save_bundle(bundle, self._options.keep_models)
-            self._measure_and_swap(bundle)
+            self._measure(bundle)
 
-    def _measure_and_swap(self, bundle: Bundle) -> None:
+    def _measure(self, bundle: Bundle) -> None:
         self.doing = f"measuring model {bundle.number}"
-        try:
-            model = serving.build(self._plan, self._identity.name, bundle, self._runtime)
-            line = self._measure(bundle.number, model)
-        except DistransError as error:  # the served model stays; the federation may recover
-            logger.warning("model %d is not served: %s", bundle.number, error)
-            self._state.add_history(
-                HistoryLine(model=bundle.number, with_offset=None, without_offset=None, served=False, reason=str(error))
-            )
-            return
-        self._state.add_history(line)
-        own = line.with_offset
-        if own is not None:
-            self._coordinator.evaluation(bundle.number, own)
-        if line.served:
-            self._served_score = own
-            self._swap(model)
-        else:
-            logger.warning("model %d is not served: %s", bundle.number, line.reason)
+        own = self._gate.consider(bundle).with_offset
         score = "" if own is None or own.accuracy is None else f", {own.accuracy:.1%} on held-out images"
         logger.info("model %d is here%s", bundle.number, score)
-
-    def _measure(self, number: int, model: serving.ServingModel) -> HistoryLine:
-        """What a model scores here, and whether it may be served."""
-        own = without = local = None
-        if self._data is not None:
-            own = measure(model.own, self._data, self._plan)
-            without = measure(model.none, self._data, self._plan)
-            weights = self._state.baseline() if self._options.local_baseline else {}
-            if weights:
-                predictor = LocalBaseline(self._plan, self._identity.name).predictor(weights, self._runtime)
-                local = measure(predictor, self._data, self._plan)
-        reason = self._objection(own)
-        return HistoryLine(
-            model=number, with_offset=own, without_offset=without, local=local, served=not reason, reason=reason
-        )
-
-    def _objection(self, score: Evaluation | None) -> str:
-        """Why a new model should not take the served one's place; empty when it may."""
-        pinned, margin = self._state.pinned(), self._options.max_accuracy_drop
-        if pinned is not None:
-            return f"/predict is pinned to model {pinned}"
-        if margin is None or score is None or self._served_score is None:
-            return ""
-        new, old = score.accuracy or 0.0, self._served_score.accuracy or 0.0
-        if new < old - margin:
-            return f"it scores {new:.1%} where the served one has {old:.1%}; --max-accuracy-drop allows {margin:.1%}"
-        return ""
-
-    def _swap(self, model: serving.ServingModel) -> None:
-        if self.predictions is not None:
-            self.predictions.model = model
-
-    def serve_kept_model(self) -> None:
-        """Serve the pinned model, or the newest one that was served before; needs no coordinator."""
-        numbers = self._state.bundle_numbers()
-        if not numbers:
-            return
-        refused = {line.model for line in self._state.history() if not line.served}
-        wanted = self._state.pinned() or next((n for n in reversed(numbers) if n not in refused), numbers[-1])
-        try:
-            bundle = self._state.load_bundle(wanted)
-            self._swap(serving.build(self._plan, self._identity.name, bundle, self._runtime))
-        except DistransError as error:
-            logger.warning("the kept model %d cannot be served: %s", wanted, error)
-            return
-        self._served_score = next(
-            (line.with_offset for line in self._state.history() if line.model == wanted), self._served_score
-        )
-        if self._newest is None and wanted == numbers[-1]:
-            self._newest = bundle
-
-    def follow_pin(self) -> None:
-        """Watch the pin, so that `distrans-agent pin` takes effect at once; runs in a thread of its own."""
-        last = self._state.pinned()
-        while not self._stopping.wait(0.5):
-            now = self._state.pinned()
-            if now != last:
-                last = now
-                self.serve_kept_model()
+        if own is not None:
+            self._coordinator.evaluation(bundle.number, own)
 
     def info(self) -> dict[str, Any]:
-        """For `/info` and `status`."""
-        model = self.predictions.model if self.predictions else None
+        """For `/info`."""
+        model = self._gate.served
         return {
             "agent": {
                 "name": self._identity.name,
                 "version": __version__,
                 "device": str(self._runtime.device),
                 "doing": self.doing,
+                "trouble": self.trouble,
                 "outcome": self.outcome,
             },
             "federation": self._identity.federation,
@@ -275,29 +227,6 @@ class Agent:
             else {"round": model.number, "digest": model.digest, "offset_digest": model.offset_digest},
             "pinned": self._state.pinned(),
             "kept_models": self._state.bundle_numbers(),
-            "history": [history_row(line) for line in self._state.history()],
+            "history": [line.row() for line in self._state.history()],
             "time": time.time(),
         }
-
-
-def history_row(line: HistoryLine) -> dict[str, Any]:
-    """Accuracies of one model on this site's held-out images."""
-
-    def accuracy(result: Evaluation | None) -> float | None:
-        return None if result is None else result.accuracy
-
-    return {
-        "model": line.model,
-        "with_offset": accuracy(line.with_offset),
-        "without_offset": accuracy(line.without_offset),
-        "local": accuracy(line.local),
-        "served": line.served,
-        "reason": line.reason,
-    }
-
-
-def encode_update(update: Update) -> bytes:
-    """An update as it goes over the wire."""
-    tensors = {SHARED + name: value for name, value in update.shared.items()}
-    tensors |= {PERSONAL + name: value for name, value in update.personal.items()}
-    return encode(tensors, {"report": update.report.model_dump_json()})

@@ -95,6 +95,8 @@ class Coordinator:
                 if error.code in _ENDING_CODES:
                     raise AgentEnded(f"The coordinator has ended this agent's access: {error.message}") from error
                 raise
+            if self._stopping.is_set():  # and the connection was closed for that
+                raise Stopped
             self.reachable = False
             chosen_s = wait_s if wait_s is not None else pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
             logger.warning("%s: %s; trying again in %.0f s", what, problem.rstrip("."), chosen_s)
@@ -111,9 +113,9 @@ class Coordinator:
         change = {"class_counts": counts}
         self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json=change), _whatever)
 
-    def task(self, after: str, wait_s: float = LONG_POLL_S) -> TaskAnswer:
+    def task(self, after: str) -> TaskAnswer:
         """What to do now; waits for news after the ticket."""
-        params: dict[str, str | float] = {"wait": wait_s, "after": after}
+        params: dict[str, str | float] = {"wait": LONG_POLL_S, "after": after}
         return self._repeat(
             "asking for work", lambda: self._http.get("/v1/task", params=params), partial(_parse, TaskAnswer)
         )

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from rich.console import Console
@@ -14,24 +14,31 @@ from client_agent.api import create_app
 from client_agent.coordinator import Coordinator
 from client_agent.data import open_data
 from client_agent.errors import AgentEnded, Stopped
+from client_agent.model_gate import ModelGate
 from client_agent.network import open_http
 from client_agent.serving import PredictionQueue
-from client_agent.settings import RunOptions, ServeOptions
+from client_agent.settings import RunOptions
 from client_agent.state import StateFolder
 from client_agent.threads import limit_threads
 from client_agent.web_service import serving
-from shared.plan import FederationPlan
 from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
 
 
 def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
-    """Run until stopped; raises AgentEnded when the coordinator has ended this agent's part."""
+    """Run until SIGTERM, Ctrl-C or the end; raises AgentEnded when the coordinator has ended this agent's part."""
+    stopping = threading.Event()
+    with _signals(stopping):
+        run_until(stopping, state, options, console)
+
+
+def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions, console: Console) -> None:
+    """Run until asked to stop; in any thread."""
     identity = state.identity()
     device = select_device(options.device)
     runtime = Runtime(device, options.precision, options.channels_last, options.compile)
-    stopping = threading.Event()
-    with state.locked(), _signals(stopping):
+    with ExitStack() as stack:
+        stack.enter_context(state.locked())
         data = None
         if options.train:
             data = open_data(
@@ -41,16 +48,19 @@ def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None
                 cache_bytes=options.cache_bytes,
                 pin=device.type == "cuda",
             )
-        with open_http(identity.connection, identity.token) as http:
-            agent = Agent(state, identity, Coordinator(http, stopping), data, runtime, options, console, stopping)
-            if options.serve is None:
-                _run_loop(agent, options, stopping)
-            else:
-                with _service(agent, identity.plan, options.serve):
-                    _run_loop(agent, options, stopping)
+        coordinator = Coordinator(stack.enter_context(open_http(identity.connection, identity.token)), stopping)
+        serve, predictions = options.serve, None
+        if serve is not None:
+            predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
+            stack.callback(predictions.stop)
+        gate = ModelGate(state, identity, data, runtime, options, predictions)
+        agent = Agent(state, identity, coordinator, data, runtime, options, gate, console, stopping)
+        if serve is not None and predictions is not None:
+            stack.enter_context(serving(create_app(identity.plan, predictions, serve, agent.info), serve))
+        _run_loop(agent, gate, options, stopping)
 
 
-def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> None:
+def _run_loop(agent: Agent, gate: ModelGate, options: RunOptions, stopping: threading.Event) -> None:
     """The loop in a thread, so that a signal need not wait for a long poll."""
     failure: list[BaseException] = []
 
@@ -66,7 +76,7 @@ def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> N
             stopping.set()
 
     thread = threading.Thread(target=loop, name="agent", daemon=True)
-    watcher = threading.Thread(target=agent.follow_pin, name="pin", daemon=True)
+    watcher = threading.Thread(target=gate.follow_pin, args=(stopping,), name="pin", daemon=True)
     thread.start()
     watcher.start()
     stopping.wait()
@@ -79,16 +89,6 @@ def _run_loop(agent: Agent, options: RunOptions, stopping: threading.Event) -> N
         if isinstance(error, DistransError):
             raise error
         raise AgentEnded(f"The agent met an error that it did not expect: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _service(agent: Agent, plan: FederationPlan, serve: ServeOptions) -> Iterator[None]:
-    predictions = agent.predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
-    try:
-        with serving(create_app(plan, predictions, serve, agent.info), serve):
-            yield
-    finally:
-        predictions.stop()
 
 
 @contextmanager

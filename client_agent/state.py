@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,7 +49,28 @@ class HistoryLine(BaseModel):
     without_offset: Evaluation | None
     local: Evaluation | None = None
     served: bool = True
+    held_by_pin: bool = False
     reason: str = ""
+
+    @property
+    def approved(self) -> bool:
+        """Nothing speaks against serving it but a pin."""
+        return self.served or self.held_by_pin
+
+    def row(self) -> dict[str, Any]:
+        """For people: accuracies, and whether it was served."""
+
+        def accuracy(result: Evaluation | None) -> float | None:
+            return None if result is None else result.accuracy
+
+        return {
+            "model": self.model,
+            "with_offset": accuracy(self.with_offset),
+            "without_offset": accuracy(self.without_offset),
+            "local": accuracy(self.local),
+            "served": self.served,
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True)

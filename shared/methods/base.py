@@ -18,7 +18,7 @@ from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
 from shared.summation import RunningMean
-from shared.wire import Spec
+from shared.wire import Spec, encode
 
 Tensors = dict[str, Tensor]
 Options = TypeVar("Options", bound=Frozen)
@@ -56,6 +56,12 @@ class Update:
     shared: Tensors
     personal: Tensors
     report: TrainingReport
+
+    def encode(self) -> bytes:
+        """As it goes over the wire."""
+        tensors = {SHARED + name: value for name, value in self.shared.items()}
+        tensors |= {PERSONAL + name: value for name, value in self.personal.items()}
+        return encode(tensors, {"report": self.report.model_dump_json()})
 
 
 class ServerHalf(ABC):

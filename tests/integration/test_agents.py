@@ -1,7 +1,9 @@
 """Agents as processes against a real coordinator process."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,8 +19,8 @@ from client_agent.images import PREDICT_FORMATS, decode, to_tensor
 from client_agent.state import StateFolder
 from lab.simulation import SimulatedClient, Simulation
 from shared.methods import client_half
-from shared.methods.base import ClientRecord
-from shared.plan import FederationPlan
+from shared.methods.base import ClientRecord, Predictor
+from shared.plan import FederationPlan, ImagePlan
 from shared.runtime import Runtime
 from shared.wire import digest, encode
 
@@ -68,20 +70,17 @@ def test_three_agents_train_digits_and_then_answer_with_their_offsets(
             agent.wait_for_line("The federation has finished", timeout_s=240)
         right = total = changed = 0
         for name, agent in agents.items():
-            url = agent.predict_url()
-            held_out = write_digits(tmp_path / "unseen" / name, SITES[name], every=8, start=1)
+            unseen = write_digits(tmp_path / "unseen" / name, SITES[name], every=8, start=1)
             other = states["south" if name == "north" else "north"]
-            for file in sorted(held_out.rglob("*.png")):
-                answer = httpx.post(
-                    f"{url}/predict", content=file.read_bytes(), headers={"content-type": "image/png"}, trust_env=False
-                )
-                label = answer.json()["predictions"][0]["label"]
-                right += label == file.parent.name
-                changed += label != predict_with_offset_of(states[name], other, file)
-                total += 1
+            with Site(agent.predict_url()) as site:
+                for file in sorted(unseen.rglob("*.png")):
+                    label = site.predict(file)["predictions"][0]["label"]
+                    right += label == file.parent.name
+                    changed += label != predict_with_offset_of(states[name], other, file)
+                    total += 1
+                info = site.http.get("/info").json()
         assert right / total > 0.85
         assert changed / total > 0.05  # the offset is not decoration
-        info = httpx.get(f"{agents['north'].predict_url()}/info", trust_env=False).json()
         last = info["history"][-1]
         assert last["model"] == 6
         assert all(last[key] is not None for key in ("with_offset", "without_offset", "local"))
@@ -89,42 +88,56 @@ def test_three_agents_train_digits_and_then_answer_with_their_offsets(
         assert [agent.stop() for agent in agents.values()] == [0, 0, 0]
     finally:
         for agent in agents.values():
-            if agent.process.poll() is None:
-                agent.kill()
+            agent.kill()
     check_offline_use(states["north"], tmp_path)
+
+
+class Site:
+    """What an application at the site does."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, trust_env=False)
+
+    def __enter__(self) -> "Site":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def predict(self, file: Path) -> Any:
+        return self.http.post("/predict", content=file.read_bytes(), headers={"content-type": "image/png"}).json()
+
+
+@cache
+def predictor_with_offset_of(own: Path, other: Path) -> tuple[Predictor, ImagePlan]:
+    state = StateFolder(own)
+    bundle, foreign = (one.load_bundle(one.bundle_numbers()[-1]) for one in (state, StateFolder(other)))
+    plan = state.identity().plan
+    return client_half(plan).predictor(bundle.task("x"), foreign.private, Runtime()), plan.image
 
 
 def predict_with_offset_of(state: StateFolder, other: StateFolder, file: Path) -> str:
     """What this site's model would say with another site's offset."""
-    bundle, foreign = (one.load_bundle(one.bundle_numbers()[-1]) for one in (state, other))
-    plan = state.identity().plan
-    predictor = client_half(plan).predictor(bundle.task("x"), foreign.private, Runtime())
-    return CLASSES[int(predictor(to_tensor(decode(file, PREDICT_FORMATS), plan.image)[None]).argmax())]
+    predictor, image = predictor_with_offset_of(state.path, other.path)
+    return CLASSES[int(predictor(to_tensor(decode(file, PREDICT_FORMATS), image)[None]).argmax())]
 
 
 def check_offline_use(state: StateFolder, tmp_path: Path) -> None:
     """Without a coordinator in reach the agent serves its last model; pin and unpin roll it back and forth."""
     agent = AgentProcess(state, "--no-train")
     try:
-        url = agent.predict_url()
         file = next((tmp_path / "unseen").rglob("*.png"))
-
-        def served_round() -> int:
-            content = file.read_bytes()
-            answer = httpx.post(
-                f"{url}/predict", content=content, headers={"content-type": "image/png"}, trust_env=False
-            )
-            return int(answer.json()["model"]["round"])
-
-        def served_until(number: int) -> bool:
-            return any(served_round() == number for _ in range(2000))
-
         agent.wait_for_line("Application startup complete")
-        assert served_until(6)
-        state.pin(4)
-        assert served_until(4)
-        state.pin(None)
-        assert served_until(6)
+        with Site(agent.predict_url()) as site:
+
+            def served_until(number: int) -> bool:
+                return any(site.predict(file)["model"]["round"] == number for _ in range(2000))
+
+            assert served_until(6)
+            state.pin(4)
+            assert served_until(4)
+            state.pin(None)
+            assert served_until(6)
     finally:
         agent.stop()
     identity, bundle = state.identity(), state.load_bundle(6)
@@ -157,8 +170,7 @@ def test_killed_at_the_upload_it_resumes_and_nothing_counts_twice(
         second = AgentProcess(state, "--no-serve", "--max-accuracy-drop", "1")
         assert second.wait() == 0, second.lines
     finally:
-        if agent.process.poll() is None:
-            agent.kill()
+        agent.kill()
         proxy.close()
     rounds = coordinator.admin("GET", f"/v1/federations/{plan.name}/rounds")
     assert [(row["state"], row["updates"]) for row in rounds] == [("done", 1)] * 3
@@ -176,50 +188,3 @@ def test_killed_while_training_it_trains_the_round_again(coordinator: Coordinato
     second = AgentProcess(state, "--no-serve")
     assert second.wait() == 0, second.lines
     assert final_model(state) == simulated_model(plan, {"north": state})
-
-
-def test_a_coordinator_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
-    plan = digits_plan(rounds=2, clients=1)
-    with running(url, tmp_path / "coordinator") as first:
-        port = first.url.rsplit(":", 1)[1]
-        first.create(plan, start=False)
-        data = write_digits(tmp_path / "data", ("0", "1"), every=4)
-        state = enrol(first, plan, "north", data, tmp_path, first.url)
-        first.kill()
-    agent = AgentProcess(state, "--no-serve")
-    try:
-        agent.wait_for_line("trying again in")
-        with running(url, tmp_path / "coordinator", "--port", port) as second:
-            second.admin("POST", f"/v1/federations/{plan.name}/start")
-            assert agent.wait() == 0, agent.lines
-            assert second.show(plan.name).state == "finished"
-    finally:
-        if agent.process.poll() is None:
-            agent.kill()
-
-
-def test_a_revoked_agent_ends_and_says_why(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
-    plan = digits_plan("revoked", clients=2)
-    coordinator.create(plan)
-    data = write_digits(tmp_path / "data", ("0", "1"), every=8)
-    state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
-    agent = AgentProcess(state, "--no-serve")
-    agent.wait_for_line("model 0 is here")
-    coordinator.admin("POST", f"/v1/federations/{plan.name}/clients/north/revoke")
-    coordinator.admin("POST", f"/v1/federations/{plan.name}/pause")  # news: the long poll ends
-    assert agent.wait() == 1
-    assert "revoked by the operator" in agent.lines[-1]
-    assert not any("Traceback" in line for line in agent.lines)
-
-
-def test_a_cancelled_federation_ends_the_agent(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
-    plan = digits_plan("cancelled", clients=2)
-    coordinator.create(plan)
-    data = write_digits(tmp_path / "data", ("0", "1"), every=8)
-    state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
-    agent = AgentProcess(state, "--no-serve")
-    agent.wait_for_line("model 0 is here")
-    coordinator.admin("POST", f"/v1/federations/{plan.name}/cancel")
-    assert agent.wait() == 1
-    assert "cancelled" in agent.lines[-1]

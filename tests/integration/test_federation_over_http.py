@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from support.coordinator import running
-from support.plans import encode_update
 
 from lab.datasets import DIGIT_CLASSES, load_digits, make_clients
 from lab.simulation import SimulatedClient, Simulation
@@ -75,7 +74,7 @@ def test_three_sites_train_to_the_end_with_the_same_bits_as_the_simulation(db_ur
                 )
                 assert answer.status_code == 204
                 update, client.private = half.train(round_task, client.private, Workplace(client.train))
-                assert site.put(task.round.id, encode_update(update)).status_code == 200
+                assert site.put(task.round.id, update.encode()).status_code == 200
         after = ""
         while (finished := sites[0].task(after=after)).action != "finished":
             after = finished.ticket

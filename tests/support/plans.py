@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shared.methods import server_half
-from shared.methods.base import PERSONAL, SHARED, Facts, Update
+from shared.methods.base import Facts
 from shared.plan import FederationPlan, validate_plan
 from shared.schemas import TrainingReport
 from shared.wire import encode
@@ -47,10 +47,3 @@ def report(samples: int = 10, **fields: Any) -> TrainingReport:
 def update_body(plan: FederationPlan, facts: Facts, seed: int = 0, samples: int = 10) -> bytes:
     """The bytes of a valid update with random tensors."""
     return encode(update_tensors(plan, facts, seed), {"report": report(samples).model_dump_json()})
-
-
-def encode_update(update: Update) -> bytes:
-    """The bytes of an update that a client half made."""
-    tensors = {SHARED + name: value for name, value in update.shared.items()}
-    tensors |= {PERSONAL + name: value for name, value in update.personal.items()}
-    return encode(tensors, {"report": update.report.model_dump_json()})

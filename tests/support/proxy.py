@@ -12,7 +12,7 @@ class CuttingProxy:
     """Forwards to a port on this machine. Once armed, the next connection whose request matches is cut and held."""
 
     def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -39,7 +39,7 @@ class CuttingProxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._target_port))
+                server = socket.create_connection(("127.0.0.1", self.target_port))
             except OSError:  # the coordinator is away: so are we
                 client.close()
                 continue

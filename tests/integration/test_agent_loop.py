@@ -1,0 +1,227 @@
+"""A running agent against a running coordinator, both in the test's process."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+from support.agents import AgentThread, digits_plan, enrol, write_digits
+from support.api import SocketApi, new_database
+from support.coordinator import Site
+from support.proxy import CuttingProxy
+
+from client_agent import __main__ as command_line
+from client_agent.data import open_data
+from client_agent.errors import AgentEnded
+from client_agent.settings import ServeOptions
+from client_agent.state import StateFolder
+from server.store.session import Database
+from server.store.tables import Round
+from shared.methods import client_half
+from shared.methods.base import RoundTask, Tensors, Workplace
+from shared.plan import FederationPlan
+
+SERVE = ServeOptions(port=0)
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped agent leaves its last poll behind; at the end the coordinator waits for it."""
+    monkeypatch.setattr("client_agent.coordinator.LONG_POLL_S", 1.0)
+
+
+@pytest.fixture(scope="module")
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketApi]:
+    with SocketApi(new_database("sqlite", request, tmp_path_factory.mktemp("coordinator"))) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("data"), ("0", "1"), every=4)
+
+
+class App:
+    """An application at the site, which calls the agent's web service."""
+
+    def __init__(self, agent: AgentThread, data: Path) -> None:
+        self.http = httpx.Client(base_url=agent.wait_for_line(r"serving /predict on (\S+)"), trust_env=False)
+        self._image = next(data.rglob("*.png")).read_bytes()
+
+    def __enter__(self) -> "App":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def served_round(self) -> int:
+        answer = self.http.post("/predict", content=self._image, headers={"content-type": "image/png"})
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["model"]["round"])
+
+    def wait_until_served(self, number: int) -> None:
+        assert any(self.served_round() == number for _ in range(10_000))
+
+    def info(self) -> Any:
+        return self.http.get("/info").json()
+
+
+class Peer:
+    """Another site, with the same images: it trains as an agent does, and may send something else than it trained."""
+
+    def __init__(self, site: Site, plan: FederationPlan, data: Path) -> None:
+        self._site, self._half = site, client_half(plan)
+        self._data = open_data(str(data), plan)
+        self._private: Tensors = {}
+
+    def take_part(self, number: int, factor: float = 1.0) -> None:
+        """Train round `number`; the last layer is sent multiplied by a factor."""
+        task, after = None, ""
+        while task is None or task.round is None or task.round.number != number:
+            task = self._site.task(after=after)
+            after = task.ticket
+        assert task.model is not None
+        assert task.personal_url is not None
+        model, personal = self._site.tensors(task.model.url), self._site.tensors(task.personal_url)
+        round_task = RoundTask("peer", number, model, personal, task.round.facts)
+        trained, self._private = self._half.train(round_task, self._private, Workplace(self._data.train))
+        weights = {name: value * (factor if "logits" in name else 1) for name, value in trained.shared.items()}
+        assert self._site.put(task.round.id, replace(trained, shared=weights).encode()).status_code == 200
+
+
+def command(state: StateFolder, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """A command of `distrans-agent` that must succeed."""
+    monkeypatch.setattr("sys.argv", ["distrans-agent", *arguments, "--state", str(state.path)])
+    with pytest.raises(SystemExit) as ending:
+        command_line.main()
+    assert ending.value.code in (0, None)
+
+
+def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
+    api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 2 the other site sends its last layer turned around, so that the mean answers wrongly."""
+    plan = digits_plan("gate", rounds=2, clients=2, epochs=5)
+    api.create(plan)
+    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    counts = open_data(str(data), plan).report.class_counts
+    peer = Peer(api.join(plan, "peer", counts), plan, data)
+    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+        peer.take_part(1)
+        agent.wait_for_line("model 1 is here")
+        assert app.served_round() == 1
+        peer.take_part(2, factor=-3.0)
+        agent.wait_for_line("model 2 is not served: it scores")
+        agent.wait_for_line("The federation has finished")
+        assert app.served_round() == 1
+        info = app.info()
+        assert (info["serving"]["round"], info["pinned"]) == (1, None)
+        start, good, bad = info["history"]
+        assert (start["model"], start["served"], good["model"], good["served"]) == (0, True, 1, True)
+        assert (bad["model"], bad["served"]) == (2, False)
+        assert bad["with_offset"] < good["with_offset"] - 0.1
+        assert bad["reason"] == (
+            f"it scores {bad['with_offset']:.1%} where model 1 has {good['with_offset']:.1%}; "
+            "--max-accuracy-drop allows 10.0%"
+        )
+        command(state, monkeypatch, "pin", "2")
+        app.wait_until_served(2)
+        assert app.info()["pinned"] == 2
+        command(state, monkeypatch, "pin", "0")
+        app.wait_until_served(0)
+        command(state, monkeypatch, "unpin")
+        app.wait_until_served(1)
+    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+        agent.wait_for_line("The federation has finished")
+        assert app.served_round() == 1  # a restart does not forget
+
+
+def test_a_round_that_cannot_be_trained_is_waited_out(
+    api: SocketApi,
+    data: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan makes training diverge: the agent says so, goes on serving, and tries the next round."""
+    pause_s = 0.2
+    monkeypatch.setattr("client_agent.agent._AFTER_FAILURE_S", pause_s)
+    plan = digits_plan("diverging", clients=1, lr=100.0, weight_decay=1.0, epochs=5)
+    api.create(plan)
+    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    with caplog.at_level(logging.INFO, "httpx"), AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+        started = time.monotonic()
+        said = agent.wait_for_line("Round 1 could not be trained here: .*")
+        assert "lower training.lr" in said
+        assert "/predict goes on" in said
+        assert app.info()["agent"]["trouble"] in said
+        assert app.served_round() == 0
+        pass_deadline(api)
+        polls = [record for record in caplog.records if "/v1/task" in record.getMessage()]
+        assert len(polls) <= 2 + (time.monotonic() - started) / pause_s  # it does not ask without a pause
+        api.admin("POST", f"/v1/federations/{plan.name}/resume")
+        agent.wait_for_line("Round 2 could not be trained here")
+        assert app.served_round() == 0
+        assert agent.ended_with is None
+    assert state.pending() is None
+    assert state.private() == {}
+
+
+def pass_deadline(api: SocketApi) -> None:
+    """End the open rounds now, as their deadline would; below quorum the federation pauses."""
+    db = Database(api.db_url)
+    with db.write() as session:
+        session.execute(update(Round).where(Round.state == "open").values(deadline_at=time.time()))
+    db.close()
+    while api.show("diverging").state != "paused":
+        pass
+
+
+def test_a_coordinator_that_is_away_for_a_while_is_waited_for(
+    request: pytest.FixtureRequest, data: Path, tmp_path: Path
+) -> None:
+    db_url = new_database("sqlite", request, tmp_path)
+    plan = digits_plan(rounds=2, clients=1)
+    with SocketApi(db_url) as first:
+        first.create(plan, start=False)
+        proxy = CuttingProxy(int(first.url.rsplit(":", 1)[1]))
+        state = enrol(first, plan, "north", data, tmp_path, proxy.url)
+    with AgentThread(state) as agent:
+        agent.wait_for_line("trying again in")
+        with SocketApi(db_url) as second:
+            second.admin("POST", f"/v1/federations/{plan.name}/start")
+            proxy.target_port = int(second.url.rsplit(":", 1)[1])
+            agent.wait()
+            assert second.show(plan.name).state == "finished"
+    proxy.close()
+    assert agent.ended_with is None
+
+
+def test_a_revoked_agent_ends_and_says_why(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    plan = digits_plan("revoked", clients=2)
+    api.create(plan)
+    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    with AgentThread(state) as agent:
+        agent.wait_for_line("model 0 is here")
+        api.admin("POST", f"/v1/federations/{plan.name}/clients/north/revoke")
+        api.admin("POST", f"/v1/federations/{plan.name}/pause")  # news: the long poll ends
+        agent.wait()
+    assert isinstance(agent.ended_with, AgentEnded)
+    assert "revoked by the operator" in str(agent.ended_with)
+
+
+def test_a_cancelled_federation_ends_the_agent(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    plan = digits_plan("cancelled", clients=2)
+    api.create(plan)
+    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    with AgentThread(state) as agent:
+        agent.wait_for_line("model 0 is here")
+        api.admin("POST", f"/v1/federations/{plan.name}/cancel")
+        agent.wait()
+    assert isinstance(agent.ended_with, AgentEnded)
+    assert "cancelled" in str(agent.ended_with)

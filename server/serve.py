@@ -17,7 +17,6 @@ from uvicorn.supervisors import Multiprocess
 
 from server.api.request_id import RequestIdFilter
 from server.app import create_app
-from server.protocol import Protocol
 from server.settings import Settings
 from server.tls import Tls
 from shared.problems import DistransError
@@ -26,6 +25,7 @@ from shared.problems import DistransError
 _ENVIRONMENT = "DISTRANS_SERVE_"
 _settings = TypeAdapter(Settings)
 _TLS_GOODBYE_S = 2.0
+_WORKER_SILENT_S = 60  # on a machine that is very busy a healthy worker may take long to answer its supervisor
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def serve(settings: Settings, listen: Listen) -> None:
         port=listen.port,
         workers=listen.workers,
         **(listen.tls.options() if listen.tls else {}),
-        http=Protocol,
+        # Named, not imported: a worker process imports it once it can answer its supervisor.
+        http="server.protocol:Protocol",
+        timeout_worker_healthcheck=_WORKER_SILENT_S,
         ws="none",
         access_log=False,
         log_config=None,

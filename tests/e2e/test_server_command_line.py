@@ -142,6 +142,7 @@ class TestHelp:
     def test_every_command_is_there(self) -> None:
         assert {
             ("serve",),
+            ("db", "backup"),
             ("db", "upgrade"),
             *(
                 ("federation", verb)
@@ -190,6 +191,12 @@ class TestDatabase:
         assert works("db", "upgrade", "--db", empty_db_url) == f"Schema: empty → {head}.\n"
         assert works("db", "upgrade", "--db", empty_db_url) == f"The schema is at {head} already.\n"
         assert json.loads(works("federation", "list", "--json", "--db", empty_db_url)) == []
+
+    def test_backup(self, works: Callable[..., str], refuses: Callable[..., str], tmp_path: Path) -> None:
+        works("db", "upgrade")
+        assert works("db", "backup", "copy.db").startswith("Wrote copy.db, ")
+        assert json.loads(works("federation", "list", "--json", "--db", f"sqlite:///{tmp_path / 'copy.db'}")) == []
+        assert refuses("db", "backup", "copy.db") == "copy.db exists already. Name a new file."
 
     def test_the_address_can_come_from_the_environment(
         self, works: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

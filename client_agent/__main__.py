@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,11 +42,15 @@ def join(
         ),
     ] = "sklearn:digits",
     state: State = _STATE,
-    skip_bad: Annotated[bool, typer.Option(help="Go on without unreadable files and unknown classes.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Go on without unreadable files and unknown classes.")
+    ] = False,
     ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
     client_cert: Annotated[Path | None, typer.Option(help="PEM file of this site's certificate.")] = None,
     client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
-    allow_insecure_http: Annotated[bool, typer.Option(help="Allow http:// to another machine.")] = False,
+    allow_insecure_http: Annotated[
+        bool, typer.Option("--allow-insecure-http", help="Allow http:// to another machine.")
+    ] = False,
 ) -> None:
     """Check this site's data against the plan, and enrol."""
     from pydantic import ValidationError
@@ -80,7 +85,7 @@ def join(
             raise DistransError(f"The site cannot join like this: {faults}.") from error
     out.print(
         f"Joined {identity.federation} as {name}. Credentials are in {state}, readable by you alone. "
-        "Next: distrans-agent run",
+        f"Next: distrans-agent run{'' if state == _STATE else f' --state {shlex.quote(str(state))}'}",
         highlight=False,
     )
 
@@ -106,7 +111,9 @@ def run_command(
     serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Serve /predict.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, bf16, or fp16 on CUDA.")] = "fp32",
-    channels_last: Annotated[bool, typer.Option(help="Memory format that some GPUs prefer.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Memory format that some GPUs prefer.")
+    ] = False,
     compile_: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
     train_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
     predict_threads: Annotated[int, typer.Option(min=1, help="CPU threads for /predict.")] = 1,
@@ -114,13 +121,19 @@ def run_command(
     predict_token: Annotated[
         str | None, typer.Option(envvar="DISTRANS_PREDICT_TOKEN", help="Ask callers of /predict for this token.")
     ] = None,
-    allow_offset_override: Annotated[bool, typer.Option(help="Allow /predict?offset=none and both.")] = False,
+    allow_offset_override: Annotated[
+        bool, typer.Option("--allow-offset-override", help="Allow /predict?offset=none and both.")
+    ] = False,
     keep_models: Annotated[int, typer.Option(min=1, help="How many models are kept for `pin`.")] = 5,
     max_accuracy_drop: Annotated[
         float, typer.Option(min=0, max=1, help="A model that scores worse here by more is not served; 1: serve all.")
     ] = 0.1,
-    local_baseline: Annotated[bool, typer.Option(help="Also train a model on this site's data alone.")] = False,
-    exit_when_finished: Annotated[bool, typer.Option(help="End with the federation instead of serving on.")] = False,
+    local_baseline: Annotated[
+        bool, typer.Option("--local-baseline", help="Also train a model on this site's data alone.")
+    ] = False,
+    exit_when_finished: Annotated[
+        bool, typer.Option("--exit-when-finished", help="End with the federation instead of serving on.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Train whenever the coordinator asks, and serve /predict."""

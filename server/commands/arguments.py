@@ -7,11 +7,14 @@ import typer
 
 DATA = Path("distrans-data")
 DataDir = Annotated[
-    Path, typer.Option("--data-dir", envvar="DISTRANS_DATA_DIR", help="Embedded database and admin token.")
+    Path,
+    typer.Option("--data-dir", envvar="DISTRANS_DATA_DIR", help="Folder of the embedded database and the admin token."),
 ]
 Db = Annotated[
     str | None,
-    typer.Option("--db", envvar="DISTRANS_DB", help="sqlite:///FILE or postgresql://… [default: in the data folder]"),
+    typer.Option(
+        "--db", envvar="DISTRANS_DB", help="sqlite:///FILE or postgresql://…; unset: a file in the data folder."
+    ),
 ]
 Federation = Annotated[str, typer.Argument(help="The federation's name.")]
 Client = Annotated[str, typer.Argument(help="The client's name or id.")]

@@ -11,7 +11,9 @@ from server.commands.output import out, percent, print_federation, print_json, p
 from server.commands.place import open_context, operator
 from shared.problems import DistransError
 
-app = typer.Typer(no_args_is_help=True, help="Federations.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, look at, start, pause, resume, cancel, export and import federations."
+)
 
 
 @app.command()

@@ -17,7 +17,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8400,
     data_dir: DataDir = DATA,
     db: Db = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of processes that answer requests.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the key.")] = None,
     tls_client_ca: Annotated[

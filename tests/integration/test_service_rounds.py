@@ -499,6 +499,19 @@ class TestEarlyEnd:
         assert (desk.view.state, desk.view.reason) == ("finished", "the accuracy has not improved for 2 rounds")
         assert (desk.view.best_accuracy, desk.view.best_model) == (0.6, 1)
 
+    def test_the_last_model_is_judged_when_it_was_tested_as_widely_as_the_one_before(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, fedavg_plan(count=2, min_clients=2))
+        sites = [desk.join("north"), desk.join("south")]
+        for number, correct in enumerate([5, 7]):
+            for who in sites:
+                evaluations.submit(desk.ctx, who, number, measured(correct))
+            desk.run_round(dict.fromkeys(sites, number))
+        assert (desk.view.state, desk.view.best_accuracy, desk.view.best_model) == ("finished", 0.7, 1)
+        evaluations.submit(desk.ctx, sites[0], 2, measured(10))  # one site alone, which happens to be the easy one
+        assert (desk.view.best_accuracy, desk.view.best_model) == (0.7, 1)
+        evaluations.submit(desk.ctx, sites[1], 2, measured(6))
+        assert (desk.view.best_accuracy, desk.view.best_model) == (0.8, 2)
+
     def test_not_while_nobody_has_measured_anything(self, clean_db: Database) -> None:
         desk = Desk(clean_db, fedavg_plan(count=4, patience=1, target_accuracy=0.1))
         north = desk.join("north")

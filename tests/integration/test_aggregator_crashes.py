@@ -1,14 +1,17 @@
 """Aggregation is exactly once: processes that die, stall or race at any point end in the same model, published once."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.exc import OperationalError
+from support.databases import KINDS, empty_postgres
 from support.plans import small_plan
 from support.service import (
     MEAN_OFFSETS,
@@ -58,13 +61,17 @@ def die() -> None:
     raise Killed
 
 
+@dataclass
 class Scene(Desk):
     """Three sites after a first round, so that the second one starts from private server state too."""
 
+    sites: list[Identity] = field(default_factory=list)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sites = [self.join(name) for name in ("east", "north", "south")]
-        self.run_round(self.seeds(1))
+        if self.create:
+            self.sites = [self.join(name) for name in ("east", "north", "south")]
+            self.run_round(self.seeds(1))
 
     def seeds(self, number: int) -> dict[Identity, int]:
         """The updates of a round."""
@@ -85,26 +92,54 @@ class Scene(Desk):
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """The outcome of two rounds in which nothing happened, on SQLite; PostgreSQL must give the same."""
-    file: Path = tmp_path_factory.mktemp("undisturbed") / "coordinator.db"
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scene]:
+    """A scene on SQLite in a file that can be copied: its sites are the same in every copy."""
+    file = tmp_path_factory.mktemp("prepared") / "coordinator.db"
     db = Database(f"sqlite:///{file}")
     upgrade(db)
     scene = Scene(db, PLAN)
+    db.close()  # and all is in the one file
+    return file, scene
+
+
+@pytest.fixture(scope="module")
+def expected(prepared: tuple[Path, Scene], tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """The outcome of two rounds in which nothing happened, on SQLite; PostgreSQL must give the same."""
+    scene = copied(prepared, tmp_path_factory.mktemp("undisturbed"))
     scene.upload_all()
     scene.aggregate()
     outcome = scene.outcome()
-    db.close()
+    scene.db.close()
     return outcome
 
 
-@pytest.fixture
-def scene(clean_db: Database) -> Scene:
-    return Scene(clean_db, PLAN)
+def copied(prepared: tuple[Path, Scene], folder: Path) -> Scene:
+    file, original = prepared
+    db = Database(f"sqlite:///{shutil.copy(file, folder / 'copy.db')}")
+    return Scene(db, PLAN, create=False, sites=original.sites)
+
+
+@pytest.fixture(params=KINDS)
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    if request.param == "sqlite":
+        scene = copied(request.getfixturevalue("prepared"), tmp_path)
+    else:
+        url = request.getfixturevalue("reused_postgres_url")
+        empty_postgres(url)
+        scene = Scene(Database(url), PLAN)
+    yield scene
+    scene.db.close()
+
+
+def at_stages(*stages: str) -> pytest.MarkDecorator:
+    """Each stage on SQLite; on PostgreSQL two of them, where its own locks and leases matter."""
+    cases = [("sqlite", stage) for stage in stages]
+    cases += [("postgresql", stage) for stage in stages if stage in ("after-fold", "before-publish")]
+    return pytest.mark.parametrize(("scene", "stage"), cases, indirect=["scene"])
 
 
 class TestDeath:
-    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    @at_stages(*UNPUBLISHED)
     def test_is_made_good_by_another_process_when_the_lease_is_over(
         self, scene: Scene, expected: tuple[object, ...], stage: str
     ) -> None:
@@ -138,7 +173,7 @@ class TestDeath:
         assert scene.round.number == 3
         assert unreferenced_blobs(scene.db) == set()
 
-    @pytest.mark.parametrize("stage", FOLDING)
+    @at_stages(*FOLDING)
     @pytest.mark.parametrize("times", [1, 2])
     def test_while_updates_still_land(self, scene: Scene, expected: tuple[object, ...], stage: str, times: int) -> None:
         """The first process folds two updates of three, and dies; the one that follows begins again."""
@@ -177,7 +212,7 @@ class TestDeath:
 class TestStall:
     """A process that was merely slow wakes up when another has done its work."""
 
-    @pytest.mark.parametrize("stage", STAGES)
+    @at_stages(*STAGES)
     def test_changes_nothing(self, scene: Scene, expected: tuple[object, ...], stage: str) -> None:
         scene.upload_all()
 
@@ -195,7 +230,7 @@ class TestStall:
         run_dry(slow)  # it is as good as any other process for the next round
         assert (scene.view.state, scene.view.rounds_done) == ("finished", 3)
 
-    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    @at_stages(*UNPUBLISHED)
     def test_does_not_publish_while_another_holds_the_lease(
         self, scene: Scene, expected: tuple[object, ...], stage: str
     ) -> None:
@@ -213,7 +248,7 @@ class TestStall:
         run_dry(slow)
         assert scene.outcome() == expected
 
-    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    @at_stages(*UNPUBLISHED)
     def test_past_the_end_of_the_federation_publishes_nothing(self, scene: Scene, stage: str) -> None:
         scene.upload_all()
         cancel = at(stage, lambda: federations.cancel(scene.ctx, OPERATOR, scene.name))
@@ -222,7 +257,7 @@ class TestStall:
         assert [row.state for row in scene.rounds()] == ["done", "failed"]
         assert unreferenced_blobs(scene.db) == set()
 
-    @pytest.mark.parametrize("stage", UNPUBLISHED)
+    @at_stages(*UNPUBLISHED)
     def test_past_a_pause_publishes_but_opens_no_round(
         self, scene: Scene, expected: tuple[object, ...], stage: str
     ) -> None:
@@ -308,7 +343,7 @@ def processes(clean_db: Database) -> Iterator[list[Database]]:
 
 def test_two_processes_publish_each_model_once(clean_db: Database, processes: list[Database]) -> None:
     """Both look all the time, and the sites upload through either of them."""
-    rounds = 15
+    rounds = 8
     desk = Desk(clean_db, fedavg_plan(min_clients=2, count=rounds))
     sites = [desk.join("north"), desk.join("south")]
     contexts = [Context(db, desk.clock) for db in processes]

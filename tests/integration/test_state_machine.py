@@ -38,7 +38,7 @@ from shared.wire import digest
 STAGES = ("before-fold", "after-fold", "before-store", "before-publish", "after-publish")
 NAMES = ("east", "north", "south", "west")
 RULES = {
-    "count": 5,
+    "count": 3,
     "min_clients": 2,
     "deadline_s": 60,
     "upload_idle_s": 20,
@@ -456,7 +456,7 @@ def test_on_sqlite(sqlite_template: Path, tmp_path: Path, chance: int) -> None:
     def new_database() -> Database:
         return Database(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{next(numbers)}.db')}")
 
-    run(new_database, chance, examples=7, steps=40)
+    run(new_database, chance, examples=5, steps=40)
 
 
 def test_on_postgresql(reused_postgres_url: str) -> None:
@@ -464,4 +464,4 @@ def test_on_postgresql(reused_postgres_url: str) -> None:
         empty_postgres(reused_postgres_url)
         return Database(reused_postgres_url)
 
-    run(new_database, chance=4, examples=6, steps=30)
+    run(new_database, chance=4, examples=4, steps=30)

@@ -1,10 +1,10 @@
 """Data for experiments, cut into clients."""
 
-import sklearn.datasets
 import sklearn.model_selection
 import torch
 from torch import Tensor
 
+from client_agent.sources import digit_images
 from lab.simulation import SimulatedClient
 from shared.heterogeneity import Shares, count_classes
 from shared.methods.base import ClientRecord
@@ -17,15 +17,13 @@ DIGIT_CLASSES = tuple(str(digit) for digit in range(10))
 
 def load_digits(image: ImagePlan, seed: int = 0) -> tuple[TensorData, TensorData]:
     """scikit-learn's 1,797 handwritten digits, resized and normalised for the plan: (three quarters, one quarter)."""
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    images, labels = digit_images()
     images = torch.nn.functional.interpolate(images, size=(image.height, image.width), mode="bilinear")
     images = normalise(images.expand(-1, image.channels, -1, -1), image.mean, image.std)
     train, test = sklearn.model_selection.train_test_split(
         range(len(labels)), test_size=0.25, random_state=seed, stratify=labels
     )
-    targets = torch.tensor(labels, dtype=torch.int64)
-    return _pick(images, targets, train), _pick(images, targets, test)
+    return _pick(images, labels, train), _pick(images, labels, test)
 
 
 def make_clients(train: TensorData, test: TensorData, shares: Shares, seed: int) -> list[SimulatedClient]:

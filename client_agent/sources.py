@@ -160,12 +160,17 @@ def _array_examples(path: Path, images: Any, labels: Any, classes: tuple[str, ..
     return [Example(image, name) for image, name in zip(pixels, names, strict=True)]
 
 
-def _digits() -> list[Example]:
+def digit_images() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 handwritten digits: pixels (n, 1, 8, 8) in 0 … 1, and which digit each of them is."""
     import sklearn.datasets
 
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    return [Example(image, str(label)) for image, label in zip(images, labels, strict=True)]
+    return torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels, dtype=torch.int64)
+
+
+def _digits() -> list[Example]:
+    images, labels = digit_images()
+    return [Example(image, str(label)) for image, label in zip(images, labels.tolist(), strict=True)]
 
 
 def _torchvision(spec: str, seed: int) -> Split:

@@ -8,8 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sklearn.datasets
+import torch
 from PIL import Image
 from rich.console import Console
 from support.coordinator import Coordinator
@@ -20,6 +19,7 @@ from client_agent import settings
 from client_agent.enrol import join_federation
 from client_agent.run import run_until
 from client_agent.settings import RunOptions
+from client_agent.sources import digit_images
 from client_agent.state import StateFolder
 from shared.plan import FederationPlan, validate_plan
 from shared.problems import DistransError
@@ -46,12 +46,12 @@ def digits_plan(name: str = "digits", rounds: int = 3, clients: int = 3, **train
 
 def write_digits(folder: Path, classes: tuple[str, ...], *, every: int = 1, start: int = 0) -> Path:
     """`folder/CLASS/N.png` with the real digits of these classes; every n-th one, from a start."""
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    images, labels = digit_images()
+    pixels = (images * 255).round().to(torch.uint8)
     for label in classes:
         (folder / label).mkdir(parents=True, exist_ok=True)
-        for number in np.flatnonzero(labels == int(label))[start::every]:
-            grey = np.round(pixels[number].reshape(8, 8) * (255 / 16)).astype(np.uint8)
-            Image.fromarray(grey).save(folder / label / f"{number}.png")
+        for number in torch.nonzero(labels == int(label))[start::every, 0].tolist():
+            Image.fromarray(pixels[number, 0].numpy()).save(folder / label / f"{number}.png")
     return folder
 
 

@@ -63,7 +63,7 @@ class Hypernetwork:
             if _EMBEDDING + client not in state:
                 with seeded(self.seed, "embedding", client):
                     rows[_EMBEDDING + client] = torch.randn(width)
-        return state | rows
+        return {name: _aligned(value) for name, value in (state | rows).items()}
 
     def emit(self, state: Tensors, client: str) -> Tensors:
         """The client's tensors, in the graph of the state's."""
@@ -74,7 +74,8 @@ class Hypernetwork:
 
     def gradient(self, state: Tensors, client: str, delta: Tensors) -> Tensors:
         """Jᵀ Δ for the weights and the client's row: that of ½ ‖h(v) − θ_end‖² where Δ = h(v) − θ_end."""
-        names = [name for name in state if name.startswith(_PHI)] + [_EMBEDDING + client]
+        # Sorted: the norm that they are clipped by must not depend on the order in which a file holds them.
+        names = sorted([name for name in state if name.startswith(_PHI)] + [_EMBEDDING + client])
         leaves = {name: state[name].detach().requires_grad_() for name in names}
         outputs = self.emit(leaves, client)
         pulls = [delta[name].clone() for name in outputs]  # a bias' gradient is the very tensor that is put in here
@@ -124,3 +125,8 @@ def _linear(name: str, inputs: int, outputs: int) -> Tensors:
 
 def _apply(state: Tensors, name: str, x: Tensor) -> Tensor:
     return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """Where torch itself would put it: tensors that lie as they were read from a file give other last digits."""
+    return value if value.data_ptr() % 64 == 0 else value.clone()

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
+from typing_extensions import override
 
 from server.store.objects import Objects, ObjectStoreError
 from shared.problems import DistransError
@@ -27,6 +28,15 @@ class DatabaseError(DistransError):
     """A database that cannot be used as it is."""
 
     code = "database"
+
+
+class _Writing(Session):
+    """A session whose `info` says what follows from the transaction, and nothing when it was taken back."""
+
+    @override
+    def rollback(self) -> None:
+        self.info.clear()
+        super().rollback()
 
 
 class Database:
@@ -90,10 +100,10 @@ class Database:
         """One transaction: everything in the block happens, or nothing. Keep it short."""
         if self.is_sqlite:
             engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
-            with self._writing, Session(engine, expire_on_commit=False) as session, session.begin():
+            with self._writing, _Writing(engine, expire_on_commit=False) as session, session.begin():
                 yield session
         else:
-            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            with _Writing(self.engine, expire_on_commit=False) as session, session.begin():
                 yield session
         if session.info.get("wake"):
             self.work.set()

@@ -7,7 +7,6 @@ import safetensors.torch
 import torch
 from support.api import Api, new_database, open_api
 from support.coordinator import Site
-from support.plans import encode_update
 from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, method_plan, sites
 
 from client_agent import serving
@@ -56,7 +55,7 @@ def run_round(api: Api, number: int, joined: list[tuple[Site, SimulatedClient]],
         bundle = download(site, task, state.path)
         round_task = RoundTask(site.name, number, bundle.shared, bundle.personal, task.facts)
         update, private = client_half(site.plan).train(round_task, bundle.private, Workplace(client.train))
-        body = encode_update(update)
+        body = update.encode()
         state.stage_upload(
             PendingUpload(round_id=task.round.id, round_number=number, digest=digest(body)), body, private
         )

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from support.plans import encode_update
 from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, method_plan, plan_for, sites
 
 from client_agent.export import Standalone
@@ -76,7 +75,7 @@ def test_an_update_meets_its_spec_and_tells_nothing_private(method: dict[str, An
         for client in simulation.clients:
             task = simulation.task(client)
             update, private = simulation.client.train(task, client.private, Workplace(client.train))
-            sent, _ = decode(encode_update(update), simulation.server.update_spec(facts))
+            sent, _ = decode(update.encode(), simulation.server.update_spec(facts))
             named = {f"shared.{name}" for name in update.shared} | {f"personal.{name}" for name in update.personal}
             assert sent.keys() == named
             stored(private)  # plain tensors, none of them in the memory of another

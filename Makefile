@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 # One test process a core, each computing with one thread: more threads than cores slow all of them down.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term --cov-report=html
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25 --cov --cov-report=term --cov-report=html
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

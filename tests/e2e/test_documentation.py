@@ -37,7 +37,7 @@ RUN_WITH = {
     "python": ("python", "python - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
     "javascript": ("node", "node --input-type=module - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
 }
-SHOWN = {"", "json", "ini"}  # no commands in these
+SHOWN = {"", "json", "ini", "toml"}  # no commands in these
 # Lines of `console` blocks are for a person to type; why no test runs them:
 NOT_RUN = {
     "make demo": "installs for minutes; the demo itself is run in test_command_lines.py",

@@ -17,6 +17,7 @@ COPY server server
 COPY client_agent client_agent
 COPY lab lab
 COPY migrations migrations
+COPY paper paper
 RUN python -m pip --python /opt/distrans/bin/python install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[s3]"
 
 FROM python:3.11.13-slim-bookworm AS base

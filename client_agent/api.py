@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
 
 from client_agent.answers import PredictAnswer, describe
 from client_agent.figures import Figures
@@ -27,7 +28,13 @@ def create_app(
     plan: FederationPlan, predictions: PredictionQueue, options: ServeOptions, info: Callable[[], dict[str, Any]]
 ) -> FastAPI:
     """The web service; `info` tells how the agent does."""
-    app = FastAPI(title="DisTrans agent", version=__version__, description="Predictions with this site's offset.")
+    app = FastAPIOffline(  # /docs loads nothing from elsewhere
+        title="DisTrans agent",
+        version=__version__,
+        description="Predictions with this site's offset.",
+        redoc_url=None,
+        static_url="/docs-assets",
+    )
     answer_with_problems(app)
     figures = Figures()
     allowed = [Depends(_token_check(options.token))]

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -303,3 +304,10 @@ def test_metrics_and_info(service: Service) -> None:
     assert "distrans_agent_model 3.0" in text
     assert service.http.get("/info").json() == {"agent": "me"}
     assert service.http.get("/readyz").json() == {"status": "ready", "round": 3}
+
+
+def test_the_page_of_the_api_needs_no_other_host(service: Service) -> None:
+    page = service.http.get("/docs")
+    assert (page.status_code, "//" in re.sub(r"<!--.*?-->", "", page.text)) == (200, False)
+    for asset in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert service.http.get(asset).status_code == 200

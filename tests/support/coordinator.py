@@ -52,7 +52,7 @@ class Coordinator:
 
 
 class CoordinatorProcess(LoggedProcess, Coordinator):
-    """`distrans-server serve` on a free port; `forked` makes it start soon, see support.forked."""
+    """`distrans-server serve` on a free port; `forked` makes it start soon, see support.forked_server."""
 
     def __init__(
         self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None, forked: bool = False

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.forked import ForkedServer
+from support.forked_server import ForkedServer
 
 PROGRAMS = Path(sys.executable).parent
 

@@ -43,7 +43,6 @@ NOT_RUN = {
     "make demo": "installs for minutes; the demo itself is run in test_command_lines.py",
     "make test": "runs this test",
     "distrans-server serve": "runs until it is stopped; the README's walk runs it in the background",
-    "pg_dump": "needs the operator's own PostgreSQL server",
     "distrans-lab run": "takes hours or days; test_runs.py runs experiments of a few rounds",
     "distrans-lab report": "needs the results of such a run",
     "distrans-lab bench": "takes minutes; test_command_lines.py runs it with a single step",

@@ -4,11 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test check demo format install audit clean
+.PHONY: test coverage check demo format install audit clean
 
 # One test process a core, each computing with one thread: more threads than cores slow all of them down.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25 --cov --cov-report=term --cov-report=html
+	$(PYTEST)
+
+# The same with a report of the lines that no test runs, here and in htmlcov; takes longer.
+coverage: check
+	$(PYTEST) --cov --cov-report=term --cov-report=html
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

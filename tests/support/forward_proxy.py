@@ -15,16 +15,17 @@ class ForwardProxy:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.requests: list[str] = []
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> "ForwardProxy":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        _close(self._listener)
+        self._accepting.join()
+        for end in self._sockets:
+            _close(end)
 
     def _accept(self) -> None:
         while True:
@@ -61,3 +62,9 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(65536):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
+
+
+def _close(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits on it, which a close does not
+    end.close()

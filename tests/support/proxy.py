@@ -19,7 +19,8 @@ class CuttingProxy:
         self._armed: tuple[bytes, Cut] | None = None
         self.cut = threading.Event()
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def arm(self, marker: bytes, where: Cut) -> None:
         """Hold the next request that contains the marker at this point; `cut` is set when it is held."""
@@ -28,7 +29,10 @@ class CuttingProxy:
 
     def close(self) -> None:
         """Close everything."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which a close does not
         self._listener.close()
+        self._accepting.join()
         for connection in self._sockets:
             connection.close()
 

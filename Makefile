@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test coverage check demo format install audit clean
+.PHONY: test coverage check check-migrations demo format install audit clean
 
 # One test process a core, each computing with one thread: more threads than cores slow all of them down.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25
@@ -21,6 +21,12 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@$(MAKE) --no-print-directory check-migrations
+
+# The tables of the code are those that the migrations make.
+check-migrations: $(STAMP)
+	@scratch=$$(mktemp -d) && export DISTRANS_DB="sqlite:///$$scratch/check.db" \
+		&& $(BIN)/alembic upgrade head && $(BIN)/alembic check; status=$$?; rm -r "$$scratch"; exit $$status
 
 demo: $(STAMP)
 	$(BIN)/distrans-lab demo

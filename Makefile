@@ -21,7 +21,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	@$(MAKE) --no-print-directory check-migrations
+	make --silent check-migrations
 
 # The tables of the code are those that the migrations make.
 check-migrations: $(STAMP)

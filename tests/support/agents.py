@@ -2,9 +2,7 @@
 
 import io
 import logging
-import multiprocessing
 import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 from support.coordinator import Coordinator
-from support.forked_program import run_program
 from support.log_lines import LogLines
+from support.processes import LoggedProcess
 
 from client_agent import settings
 from client_agent.enrol import join_federation
@@ -25,8 +23,6 @@ from shared.plan import FederationPlan, validate_plan
 from shared.problems import DistransError
 
 CLASSES = ("0", "1", "2", "3", "4", "5")
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["client_agent.run", "torchvision.transforms.v2"])
 
 
 def digits_plan(name: str = "digits", rounds: int = 3, clients: int = 3, **training: Any) -> FederationPlan:
@@ -63,57 +59,16 @@ def enrol(coordinator: Coordinator, plan: FederationPlan, name: str, data: Path,
     return state
 
 
-class AgentProcess:
-    """`distrans-agent run` as a process of its own, forked from one that has loaded the libraries already."""
+class AgentProcess(LoggedProcess):
+    """`distrans-agent run` as a process of its own, see support.forked."""
 
     def __init__(self, state: StateFolder, *options: str) -> None:
-        reader, writer = _FORKS.Pipe(duplex=False)
-        command = ["run", "--state", str(state.path), "--port", "0", "--train-threads", "1", *options]
-        self.process = _FORKS.Process(target=run_program, args=("client_agent", command, writer), daemon=True)
-        self.process.start()
-        writer.close()
-        self._log = LogLines()
-        self._over = threading.Event()
-        self._reader = threading.Thread(target=self._read, args=(reader,), daemon=True)
-        self._reader.start()
-
-    @property
-    def lines(self) -> list[str]:
-        """Its output so far."""
-        return self._log.lines
-
-    def _read(self, reader: Connection) -> None:
-        with reader, open(reader.fileno(), closefd=False) as output:
-            for line in output:
-                self._log.add(line.rstrip("\n"))
-        self.process.join()
-        self._over.set()
-        self._log.wake()
-
-    def wait_for_line(self, pattern: str, timeout_s: float = 90) -> str:
-        """The first group (or the whole) of the first line that matches."""
-        return self._log.wait_for(pattern, self._over.is_set, timeout_s)
+        command = ["distrans-agent", "run", "--state", state.path, "--port", "0", "--train-threads", "1", *options]
+        super().__init__(command, forked=True, NO_PROXY="*")
 
     def predict_url(self) -> str:
         """Where it serves."""
         return self.wait_for_line(r"serving /predict on (\S+)")
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.wait()
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        self.process.terminate()
-        return self.wait()
-
-    def wait(self, timeout_s: float = 90) -> int:
-        """Until it ends by itself; the exit code."""
-        self._reader.join(timeout_s)
-        assert not self._reader.is_alive(), "\n".join(self.lines)
-        assert self.process.exitcode is not None
-        return self.process.exitcode
 
 
 class AgentThread:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import safetensors.torch
+from support.forked import STRICT
 from support.processes import LoggedProcess
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class Coordinator:
 
 
 class CoordinatorProcess(LoggedProcess, Coordinator):
-    """`distrans-server serve` on a free port; `forked` makes it start soon, see support.forked_server."""
+    """`distrans-server serve` on a free port; `forked` makes it start soon, see support.forked."""
 
     def __init__(
         self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None, forked: bool = False
@@ -62,7 +63,7 @@ class CoordinatorProcess(LoggedProcess, Coordinator):
             forked=forked,
             DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
             DISTRANS_DB=db_url,
-            PYTHONWARNINGS="error::ResourceWarning",
+            PYTHONWARNINGS=STRICT,
         )
         self.url = self.wait_for_line(r"listening on (\S+)")
         trust = ssl.create_default_context(cafile=ca_file)

@@ -1,7 +1,6 @@
 """A program of this project as a child process whose output can be waited for."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -9,7 +8,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.forked_server import ForkedServer
+from support.forked import ForkedProgram
+from support.log_lines import LogLines
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -20,12 +20,9 @@ class LoggedProcess:
     def __init__(
         self, command: Sequence[str | Path], cwd: Path | None = None, *, forked: bool = False, **environment: str
     ) -> None:
-        self.lines: list[str] = []
-        self._seen = threading.Condition()
-        self.process: subprocess.Popen[str] | ForkedServer
+        self.process: subprocess.Popen[str] | ForkedProgram
         if forked:
-            assert command[0] == "distrans-server"
-            self.process = ForkedServer([str(word) for word in command[1:]], environment)
+            self.process = ForkedProgram([str(word) for word in command], environment)
         else:
             self.process = subprocess.Popen(
                 [PROGRAMS / command[0], *command[1:]],
@@ -35,31 +32,27 @@ class LoggedProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
+        self._log = LogLines()
+        self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def lines(self) -> list[str]:
+        """Its output so far."""
+        return self._log.lines
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._seen:
-                self.lines.append(line.rstrip("\n"))
-                self._seen.notify_all()
-        self.process.wait()  # who waits for a line looks whether one can still come
-        with self._seen:
-            self._seen.notify_all()
+            self._log.add(line.rstrip("\n"))
+        self.process.wait()
+        self._over.set()
+        self._log.wake()  # who waits for a line looks whether one can still come
 
     def wait_for_line(self, pattern: str, timeout_s: float = 90) -> str:
         """The first group (or the whole) of the first line that matches."""
-
-        def found() -> re.Match[str] | None:
-            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
-
-        with self._seen:
-            self._seen.wait_for(lambda: found() or self.process.poll() is not None, timeout_s)
-        self._reader.join(0 if self.process.poll() is None else 10)
-        match = found()
-        assert match, "no such line in the log:\n" + "\n".join(self.lines)
-        return match[1] if match.re.groups else match[0]
+        return self._log.wait_for(pattern, self._over.is_set, timeout_s)
 
     def kill(self) -> None:
         """kill -9."""

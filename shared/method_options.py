@@ -15,6 +15,7 @@ class Frozen(BaseModel):
 
 OffsetOptimizer = Literal["sgd", "adam", "sign-sgd"]
 ChannelBatchNorm = Literal["two-passes", "joint", "separate"]
+InputChannels = Literal["double", "single"]
 
 # The paper's rate moves the offset by about one part in a million over an epoch; the others move it visibly.
 DEFAULT_OFFSET_LR: dict[OffsetOptimizer, float] = {"sgd": 1e-3, "adam": 0.05, "sign-sgd": 0.02}
@@ -40,6 +41,9 @@ class DistransOptions(Frozen):
 
     name: Literal["distrans"] = "distrans"
     alpha: float = Field(0.3, ge=0, le=1, description="Blend factor α of Eq. 1.")
+    input_channels: InputChannels = Field(
+        "double", description="Both channels of Eq. 1; or, as an ablation, (1 − α) x + α t alone, with a head for one."
+    )
     update_rule: Literal["alternating", "joint"] = Field(
         "alternating",
         description="Algorithm 1: the offset first, then the model at the new offset; or both from one backward pass.",
@@ -76,6 +80,18 @@ class DistransOptions(Frozen):
     def effective_offset_lr(self) -> float:
         """The offset's learning rate, with the optimiser's default where the plan names none."""
         return DEFAULT_OFFSET_LR[self.offset_optimizer] if self.offset_lr is None else self.offset_lr
+
+    @model_validator(mode="after")
+    def _two_channels_to_treat(self) -> Self:
+        if self.input_channels == "single" and (self.batchnorm != "two-passes" or self.shared_dropout):
+            raise FieldsDisagree(
+                "batchnorm and shared_dropout say how two channels go together; leave them out with input_channels = "
+                "'single'",
+                "batchnorm",
+                "shared_dropout",
+                "input_channels",
+            )
+        return self
 
     @model_validator(mode="after")
     def _shared_offset_is_one(self) -> Self:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shared.backbones import Backbone, Stemmed, build_backbone
 from shared.batchnorm import add_auxiliary, use_layers
-from shared.method_options import ChannelBatchNorm
+from shared.method_options import ChannelBatchNorm, InputChannels
 from shared.plan import FederationPlan
 from shared.seeds import seeded
 
@@ -86,7 +86,7 @@ class PairedDropout(nn.Dropout):
 
 
 class DoubleChannelModel(_Classifier):
-    """Predicts from an image and the client's offset."""
+    """Predicts from an image and the client's offset; the ablation with one input channel has the left one alone."""
 
     def __init__(
         self,
@@ -96,9 +96,11 @@ class DoubleChannelModel(_Classifier):
         dense_dim: int | None = None,
         batchnorm: ChannelBatchNorm = "two-passes",
         shared_dropout: bool = False,
+        input_channels: InputChannels = "double",
     ) -> None:
-        super().__init__(backbone, classes, dense_dim, channels=2)
+        super().__init__(backbone, classes, dense_dim, channels=2 if input_channels == "double" else 1)
         self.alpha = alpha
+        self._left_alone = input_channels == "single"
         self._stem = [backbone.stem] if backbone.stem else []  # in a list, so that it is not registered twice
         self._two_passes = self.has_batchnorm and batchnorm == "two-passes"
         if batchnorm == "separate":
@@ -122,7 +124,9 @@ class DoubleChannelModel(_Classifier):
             left, right = stem.blend(stem.of_image(x) if of_image is None else of_image, offset, self.alpha)
         else:
             left, right = blend(x, offset, self.alpha)
-        if self.training and self._two_passes:
+        if self._left_alone:
+            z = self._channel(left)
+        elif self.training and self._two_passes:
             # Two passes: each channel is normalised by its own statistics, and both move the running ones.
             z = torch.cat([self._channel(left), self._channel(right)], dim=1)
         else:
@@ -136,7 +140,7 @@ class DoubleChannelModel(_Classifier):
 
 
 class SingleChannelModel(_Classifier):
-    """The ordinary network of the baselines and of the single-channel ablation: the same backbone and dense layer."""
+    """The ordinary network of the baselines, without offset: the same backbone and dense layer."""
 
     def __init__(self, backbone: Backbone, classes: int, dense_dim: int | None = None) -> None:
         super().__init__(backbone, classes, dense_dim, channels=1)
@@ -155,12 +159,16 @@ def _pair_dropout(net: nn.Module, *, halves: bool) -> None:
 
 
 def build_double(
-    plan: FederationPlan, alpha: float, batchnorm: ChannelBatchNorm = "two-passes", shared_dropout: bool = False
+    plan: FederationPlan,
+    alpha: float,
+    batchnorm: ChannelBatchNorm = "two-passes",
+    shared_dropout: bool = False,
+    input_channels: InputChannels = "double",
 ) -> DoubleChannelModel:
-    """The plan's double-channel model with its seeded random weights."""
-    backbone, classes = _seeded_backbone(plan), len(plan.classes)
+    """The plan's double-channel model, or its single-channel ablation, with its seeded random weights."""
+    backbone, classes, dense_dim = _seeded_backbone(plan), len(plan.classes), plan.model.dense_dim
     with seeded(plan.seed, "head"):
-        return DoubleChannelModel(backbone, classes, alpha, plan.model.dense_dim, batchnorm, shared_dropout)
+        return DoubleChannelModel(backbone, classes, alpha, dense_dim, batchnorm, shared_dropout, input_channels)
 
 
 def build_single(plan: FederationPlan) -> SingleChannelModel:

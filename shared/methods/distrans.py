@@ -74,7 +74,7 @@ class DistransServer(ServerHalf):
 
     @override
     def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        model = build_double(self.plan, self.options.alpha)
+        model = build_double(self.plan, self.options.alpha, input_channels=self.options.input_channels)
         if pretrained is not None:
             fit_weights(model, pretrained)
         if self.options.batchnorm == "separate":
@@ -160,7 +160,7 @@ class DistransServer(ServerHalf):
 
 
 def _build(plan: FederationPlan, options: DistransOptions) -> DoubleChannelModel:
-    return build_double(plan, options.alpha, options.batchnorm, options.shared_dropout)
+    return build_double(plan, options.alpha, options.batchnorm, options.shared_dropout, options.input_channels)
 
 
 def _embedding(client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:

@@ -356,6 +356,11 @@ class TestFaults:
         faults = fault_lines(plan_data(method={"shared_offset": True, "offset_init": "generator"}))
         assert "cannot start from the generator" in faults["method"]
 
+    @pytest.mark.parametrize("setting", [{"batchnorm": "separate"}, {"batchnorm": "joint"}, {"shared_dropout": True}])
+    def test_one_input_channel_and_what_two_have_in_common(self, setting: dict[str, Any]) -> None:
+        faults = fault_lines(plan_data(method={"input_channels": "single", **setting}))
+        assert "leave them out with input_channels = 'single'" in faults["method"]
+
     @pytest.mark.parametrize("aggregation", ["auto", "mean"])
     def test_one_offset_for_all(self, aggregation: str) -> None:
         plan = validate_plan(plan_data(method={"shared_offset": True, "offset_aggregation": aggregation}))

@@ -1,4 +1,4 @@
-"""How the two channels share BatchNorm and dropout, and where BatchNorm's statistics live."""
+"""How the two channels share BatchNorm and dropout, where BatchNorm's statistics live, and one channel alone."""
 
 from typing import Any
 
@@ -114,3 +114,30 @@ class TestDropout:
         update, _ = client_half(the_plan).train(first_task(the_plan, client), {}, Workplace(client.train))
         plain, _ = client_half(plan()).train(first_task(plan(), client), {}, Workplace(client.train))
         assert_equal(update.shared, plain.shared)  # a network without dropout: no difference
+
+
+class TestSingleInputChannel:
+    @pytest.mark.parametrize("training", [True, False])
+    def test_is_the_left_channel_with_a_head_for_it(self, training: bool) -> None:
+        net, x = build_double(plan(), 0.3, input_channels="single").train(training), digits(8).images
+        left, _ = blend(x, OFFSET, 0.3)
+        torch.testing.assert_close(net(x, OFFSET), net.logits(net.features(left)))
+        assert net.logits.in_features * 2 == build_double(plan(), 0.3).logits.in_features
+
+    def test_has_the_weights_of_the_model_without_offset(self) -> None:
+        the_plan = plan(input_channels="single")
+        assert_equal(server_half(the_plan).initial_state().shared, build_single(the_plan).state_dict())
+
+    def test_learns_its_offset_and_predicts_with_it(self) -> None:
+        the_plan = plan(input_channels="single", offset_optimizer="adam")
+        client = site("a", digits())
+        simulation = Simulation(the_plan, [client])
+        simulation.run_round(evaluate=False)
+        start = client.private["initial_offset"]
+        assert (client.private["offset"] - start).abs().max() > 0.01
+        images = digits(6).images
+        answers = [
+            simulation.client.predictor(simulation.task(client), {"offset": offset}, Runtime())(images)
+            for offset in (client.private["offset"], start)
+        ]
+        assert not torch.equal(*answers)

@@ -144,6 +144,7 @@ def _row(outcome: RoundOutcome, scores: dict[str, Scores]) -> Row:
         "binary_accuracy": plain.binary_accuracy,
         "masked_accuracy": pooled.masked.accuracy,
         "reweighted_accuracy": pooled.reweighted.accuracy,
+        "foreign_offset_accuracy": pooled.foreign.accuracy,
         "client_mean": statistics.fmean(each) if each else None,
         "client_std": statistics.pstdev(each) if each else None,
         "client_min": min(each) if each else None,

@@ -1,17 +1,19 @@
-"""How well a federation does, beside two controls that know a client's label prior and nothing else.
+"""How well a federation does, beside controls that show where its accuracy comes from.
 
 The model of any method is asked once; its logits are then also *masked* to the classes that the client trains on, and
 *re-weighted* by the client's own class frequencies over everybody's (each count plus one). What a method gains over
-FedAvg with such logits is more than knowing which classes a client has.
+FedAvg with such logits is more than knowing which classes a client has. A method with offsets is asked again with the
+*foreign* offset of the next client: what it loses is what a client's own offset says.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
 from shared.evaluation import Evaluation, evaluate
+from shared.methods.base import Predictor
 
 _NEVER = -1e9  # finite: evaluation takes anything else for a diverged model
 _NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
@@ -19,32 +21,44 @@ _NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
 
 @dataclass(frozen=True)
 class Scores:
-    """One client's evaluation, or that of several together: as the method predicts, and under the two controls."""
+    """One client's evaluation, or that of several together: as the method predicts, and under the controls."""
 
     plain: Evaluation = _NOTHING
     masked: Evaluation = _NOTHING
     reweighted: Evaluation = _NOTHING
+    foreign: Evaluation = _NOTHING  # stays empty for methods without offsets
 
     def __add__(self, other: "Scores") -> "Scores":
-        return Scores(self.plain + other.plain, self.masked + other.masked, self.reweighted + other.reweighted)
+        return Scores(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 def score(simulation: Simulation) -> dict[str, Scores]:
     """Every client's scores with the model as it is now, by client id."""
     counts = torch.tensor([record.class_counts for record in simulation.roster], dtype=torch.float64)
-    return {client.record.id: _score(simulation, client, counts.sum(dim=0)) for client in simulation.clients}
+    clients = simulation.clients
+    return {
+        client.record.id: _score(simulation, client, following, counts.sum(dim=0))
+        for client, following in zip(clients, [*clients[1:], clients[0]], strict=True)
+    }
 
 
-def _score(simulation: Simulation, client: SimulatedClient, everybody: Tensor) -> Scores:
+def _score(simulation: Simulation, client: SimulatedClient, following: SimulatedClient, everybody: Tensor) -> Scores:
     counts = torch.tensor(client.record.class_counts, dtype=torch.float64)
     mask = torch.where(counts > 0, 0.0, _NEVER).float()
     weights = (_log_frequencies(counts) - _log_frequencies(everybody)).float()
-    predictor = simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
+    predictor, foreign = _predictor(simulation, client), None
+    if simulation.client.offset(simulation.task(following), following.private) is not None:
+        foreign = _predictor(simulation, following)
     total = Scores()
     for images, labels in client.test.batches(EVALUATION_BATCH, seed=0):
         logits = predictor(images).cpu()
-        total += Scores(*(_count(logits + shift, labels, client) for shift in (0.0, mask, weights)))
+        counted = [_count(logits + shift, labels, client) for shift in (0.0, mask, weights)]
+        total += Scores(*counted, _count(foreign(images).cpu(), labels, client) if foreign else _NOTHING)
     return total
+
+
+def _predictor(simulation: Simulation, client: SimulatedClient) -> Predictor:
+    return simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
 
 
 def _log_frequencies(counts: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ _DETAILS = {
     "binary_accuracy": "own or not",
     "masked_accuracy": "masked",
     "reweighted_accuracy": "re-weighted",
+    "foreign_offset_accuracy": "foreign offset",
     "client_std": "spread over clients",
     "offset_motion": "offset motion",
 }
@@ -159,7 +160,7 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
             row = [place[0], str(place[1]), f"{place[2]:.0%}", label + ("" if place[3] is None else f" {place[3]}")]
             row.append(spread([r["best"]["accuracy"] for r in chosen if r["best"]["accuracy"] is not None]))
             for name in _DETAILS:
-                values = [r["last"][name] for r in chosen if r["last"][name] is not None]
+                values = [r["last"][name] for r in chosen if r["last"].get(name) is not None]
                 row.append(spread(values, "#.2g" if name == "offset_motion" else ".3f"))
             moved = chosen[0]["bytes_per_round"]
             row += [f"{moved['down_shared'] + moved['down_personal']:,}", f"{moved['up']:,}"]
@@ -168,7 +169,8 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
     header = ["data", "clients", "DH", "method", "best", *_DETAILS.values(), "bytes down", "bytes up", "seconds"]
     words = (
         "Last round unless it says best. *masked* and *re-weighted*: the same model with its logits masked to, or "
-        "re-weighted by, the client's own training classes. Bytes: tensors that one participant moves in a round.\n\n"
+        "re-weighted by, the client's own training classes. *foreign offset*: with that of the next client. "
+        "Bytes: tensors that one participant moves in a round.\n\n"
     )
     return "## Details\n\n" + words + markdown(header, rows)
 

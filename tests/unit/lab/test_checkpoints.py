@@ -155,3 +155,17 @@ class TestControls:
             labels = client.test.labels.tolist()
             assert scores.masked.correct == labels.count(first)
             assert scores.reweighted.correct == labels.count(frequent)
+
+    def test_a_foreign_offset_is_the_next_clients(self) -> None:
+        simulation = Simulation(plan_of(method_options={"offset_lr": 1.0}, rounds={"count": 1}), sites())
+        simulation.run_round(evaluate=False)
+        scores = score(simulation)
+        own = [client.private for client in simulation.clients]
+        for client, private in zip(simulation.clients, [*own[1:], own[0]], strict=True):
+            client.private = private
+        assert {name: value.foreign for name, value in scores.items()} == simulation.evaluate()
+        assert any(value.foreign != value.plain for value in scores.values())
+
+    def test_there_is_no_foreign_offset_without_offsets(self) -> None:
+        scores = score(Simulation(plan_of("fedavg"), sites()))
+        assert all(value.foreign.samples == 0 for value in scores.values())

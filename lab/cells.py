@@ -55,7 +55,7 @@ class Cell(Frozen):
     def title(self) -> str:
         """For people: `cifar10, 10 clients, DH 80 %, DisTrans, seed 0`."""
         varied = "" if self.varied is None else f" {self.varied}"
-        return f"{self.data.name}, {self.clients} clients, DH {self.dh:.0%}, {self.label}{varied}, seed {self.seed}"
+        return f"{self.data.title}, {self.clients} clients, DH {self.dh:.0%}, {self.label}{varied}, seed {self.seed}"
 
     @property
     def rounds(self) -> int:
@@ -117,7 +117,7 @@ def build_simulation(cell: Cell, workspace: Workspace) -> Simulation:
     plan = cell.plan_for(images.classes)
     each = classes_per_client(cell.dh, len(images.classes), cell.clients)
     shares = paper_shares(len(images.classes), cell.clients, each, cell.seed)
-    clients: list[SimulatedClient] = make_indexed_clients(images, shares, cell.seed, cell.negatives)
+    clients: list[SimulatedClient] = make_indexed_clients(images, shares, cell.seed, cell.negatives, cell.data.shift)
     return Simulation(plan, clients, Runtime(select_device(workspace.device)), load_pretrained(plan))
 
 

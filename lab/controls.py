@@ -52,8 +52,12 @@ def _score(simulation: Simulation, client: SimulatedClient, following: Simulated
     total = Scores()
     for images, labels in client.test.batches(EVALUATION_BATCH, seed=0):
         logits = predictor(images).cpu()
-        counted = [_count(logits + shift, labels, client) for shift in (0.0, mask, weights)]
-        total += Scores(*counted, _count(foreign(images).cpu(), labels, client) if foreign else _NOTHING)
+        total += Scores(
+            plain=_count(logits, labels, client),
+            masked=_count(logits + mask, labels, client),
+            reweighted=_count(logits + weights, labels, client),
+            foreign=_count(foreign(images).cpu(), labels, client) if foreign else _NOTHING,
+        )
     return total
 
 

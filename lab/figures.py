@@ -16,7 +16,7 @@ from lab.cells import Cell, Workspace, build_simulation
 from lab.checkpoints import Checkpoint
 from lab.experiment import Experiment
 from lab.motivation import cosine_example, linear_example
-from lab.results import Result
+from lab.results import Result, data_of
 from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
 from shared.problems import DistransError
 
@@ -26,7 +26,7 @@ def draw_curves(experiment: Experiment, results: Sequence[Result], folder: Path)
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         cell = result["cell"]
-        groups.setdefault((cell["data"]["name"], cell["clients"], cell["dh"]), []).append(result)
+        groups.setdefault((data_of(result), cell["clients"], cell["dh"]), []).append(result)
     figure, axes = _panels(len(groups))
     for axis, ((data, clients, dh), members) in zip(axes, sorted(groups.items()), strict=True):
         for label in [method.label for method in experiment.methods]:

@@ -9,7 +9,7 @@ from lab.checkpoints import replace_text
 from lab.communication import communication_table
 from lab.experiment import Experiment, Scale, load_experiment
 from lab.paper import paper_results, published
-from lab.results import Result, Results
+from lab.results import Result, Results, data_of
 from shared.problems import DistransError
 
 _DETAILS = {
@@ -92,7 +92,8 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
             "so that its numbers are for orientation only."
         )
     described: dict[str, str] = {}
-    for cell in (result["cell"] for result in results):
+    for result in results:
+        cell = result["cell"]
         data, image, model = cell["data"], cell["plan"]["image"], cell["plan"]["model"]
         facts = [
             f"{image['channels']}×{image['height']}×{image['width']}",
@@ -101,7 +102,7 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
             data["train_per_class"] and f"{data['train_per_class']} training images a class",
             cell["stands_for"] and f"in the place of {cell['stands_for']}",
         ]
-        described.setdefault(data["name"], ", ".join(fact for fact in facts if fact))
+        described.setdefault(data_of(result), ", ".join(fact for fact in facts if fact))
     return words + "\n\n" + "".join(f"- {name}: {facts}\n" for name, facts in described.items())
 
 
@@ -195,7 +196,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _place(result: Result) -> Place:
     cell = result["cell"]
-    return cell["data"]["name"], cell["clients"], cell["dh"], cell["varied"]
+    return data_of(result), cell["clients"], cell["dh"], cell["varied"]
 
 
 def _places(results: Sequence[Result]) -> list[Place]:
@@ -203,7 +204,7 @@ def _places(results: Sequence[Result]) -> list[Place]:
 
 
 def _paper_data(results: Sequence[Result], data: str) -> str:
-    cell = next(result["cell"] for result in results if result["cell"]["data"]["name"] == data)
+    cell = next(result["cell"] for result in results if _place(result)[0] == data)
     return str(cell["stands_for"] or data)
 
 

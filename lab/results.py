@@ -17,6 +17,7 @@ from typing import Any
 
 from lab.cells import Cell
 from lab.checkpoints import replace_text
+from lab.datasets import DataSettings
 from shared.problems import DistransError
 
 Result = dict[str, Any]
@@ -84,9 +85,14 @@ class Results:
         return self.folder / "cells" / f"{cell.id}.json"
 
 
+def data_of(result: Result) -> str:
+    """The data set of a result, for people."""
+    return DataSettings(**result["cell"]["data"]).title
+
+
 def _settings(result: Result) -> dict[str, Any]:
     cell = result["cell"]
-    return {name: cell[name] for name in _SETTINGS} | {"data": cell["data"]["name"]}
+    return {name: cell[name] for name in _SETTINGS} | {"data": data_of(result)}
 
 
 def _line(result: Result) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.datasets.image_set import ImageSet, IndexedData
+from lab.datasets.image_set import ImageSet, IndexedData, Shift
 from lab.simulation import SimulatedClient
 from shared.heterogeneity import Shares, count_classes, distributional_heterogeneity
 from shared.methods.base import ClientRecord
@@ -29,12 +29,13 @@ def make_clients(train: TensorData, test: TensorData, shares: Shares, seed: int)
 
 
 def make_indexed_clients(
-    images: ImageSet, shares: Shares, seed: int, negatives: Negatives = "auto"
+    images: ImageSet, shares: Shares, seed: int, negatives: Negatives = "auto", shift: Shift = "none"
 ) -> list[SimulatedClient]:
     """The same for a set that is held once.
 
     `auto` adds negatives where DH is 100 % and each client has one class: to each client's test images as many again,
-    drawn with replacement from the test images of all other classes, which keep their true labels.
+    drawn with replacement from the test images of all other classes, which keep their true labels. All images of a
+    client are shifted alike.
     """
     parts = list(zip(shares.split(images.train.labels, seed), shares.split(images.test.labels, seed), strict=True))
     labels = images.train.labels.numpy()
@@ -43,11 +44,11 @@ def make_indexed_clients(
     wanted = negatives == "always" or (negatives == "auto" and alone)
     clients = []
     for number, (train_part, test_part) in enumerate(parts):
-        train = IndexedData(images.train, torch.from_numpy(train_part), images.image)
+        train = IndexedData(images.train, torch.from_numpy(train_part), images.image, shift, number)
         record = _record(number, train.labels, shares)
         if wanted:
             test_part = np.concatenate([test_part, _negatives(images, counts[number], len(test_part), seed, record.id)])
-        test = IndexedData(images.test, torch.from_numpy(test_part), images.image)
+        test = IndexedData(images.test, torch.from_numpy(test_part), images.image, shift, number)
         clients.append(SimulatedClient(record, train, test))
     return clients
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from shared.offsets import normalise
 from shared.plan import ImagePlan
 
 Indices = NDArray[np.int64]
+Shift = Literal["none", "rotated", "inverted"]
 _CHUNK = 1024
 
 
@@ -53,11 +55,13 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class IndexedData:
-    """Some images of a part, as training and evaluation see them; a few bytes an image."""
+    """Some images of a part, as training and evaluation at one client see them; a few bytes an image."""
 
     part: Part
     indices: Tensor
     image: ImagePlan
+    shift: Shift = "none"
+    client: int = 0
 
     @property
     def samples(self) -> int:
@@ -74,7 +78,15 @@ class IndexedData:
         order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
         for start in range(0, self.samples, size):
             chosen = self.indices[order[start : start + size]]
-            yield to_network(self.part.images[chosen], self.image), self.part.labels[chosen]
+            seen = shifted(self.part.images[chosen], self.shift, self.client)
+            yield to_network(seen, self.image), self.part.labels[chosen]
+
+
+def shifted(images: Tensor, shift: Shift, client: int) -> Tensor:
+    """uint8 (n, C, h, w) as the client with this number has them: turned by quarters, or every other one's negative."""
+    if shift == "rotated":
+        return images.rot90(client, (-2, -1))
+    return 255 - images if shift == "inverted" and client % 2 else images
 
 
 def to_network(images: Tensor, image: ImagePlan) -> Tensor:

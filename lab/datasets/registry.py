@@ -17,7 +17,7 @@ from lab.datasets.faces import open_bioid, open_celeba, open_orl
 from lab.datasets.fashion import open_fashion_mnist
 from lab.datasets.files import DatasetBroken, DatasetMissing, open_parted_folders
 from lab.datasets.histology import open_ch_mnist
-from lab.datasets.image_set import ImageSet, Indices, Part, Pictures, Source, shrink
+from lab.datasets.image_set import ImageSet, Indices, Part, Pictures, Shift, Source, shrink
 from shared.method_options import Frozen
 from shared.plan import ImagePlan
 from shared.seeds import derive_seed
@@ -111,6 +111,16 @@ class DataSettings(Frozen):
     classes: int | None = Field(None, ge=2, description="Only the first so many classes.")
     train_per_class: int | None = Field(None, ge=1, description="Only so many training images of each class.")
     test_per_class: int | None = Field(None, ge=1, description="Only so many test images of each class.")
+    shift: Shift = Field(
+        "none",
+        description="How images differ between clients: turned by 0, 90, 180 or 270 degrees in turn, or the negatives "
+        "of the images at every other client.",
+    )
+
+    @property
+    def title(self) -> str:
+        """For people: `cifar10`, `cifar10, rotated`."""
+        return self.name if self.shift == "none" else f"{self.name}, {self.shift}"
 
 
 def known(name: str) -> Known:

@@ -12,6 +12,7 @@ from PIL import Image
 from lab.datasets import KNOWN, DataSettings, ImageSet, data_root, make_indexed_clients, open_set
 from lab.datasets import fashion as fashion_module
 from lab.datasets.files import DatasetBroken, DatasetMissing, natural
+from lab.datasets.image_set import Shift, shifted
 from lab.datasets.registry import known
 from shared.evaluation import evaluate
 from shared.heterogeneity import paper_shares
@@ -314,3 +315,29 @@ class TestClients:
 
 def test_numbers_in_names_count_as_numbers() -> None:
     assert sorted(["s10", "s2", "a", "s2b1", "10", "9"], key=natural) == ["9", "10", "a", "s2", "s2b1", "s10"]
+
+
+class TestShifts:
+    IMAGES = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 3, 4)
+
+    @pytest.mark.parametrize("client", range(5))
+    def test_turn_by_quarters(self, client: int) -> None:
+        found = shifted(self.IMAGES, "rotated", client)
+        assert torch.equal(found, torch.rot90(self.IMAGES, client % 4, (2, 3)))
+
+    def test_invert_every_other_client(self) -> None:
+        assert torch.equal(shifted(self.IMAGES, "inverted", 2), self.IMAGES)
+        assert torch.equal(shifted(self.IMAGES, "inverted", 3), 255 - self.IMAGES)
+
+    def test_are_of_training_and_test_images_alike_and_leave_labels_alone(self) -> None:
+        image = known("digits").image
+        images = open_set(DataSettings(name="digits", shift="inverted"), image, Path("unused"))
+        shares = paper_shares(10, 5, 4, seed=0)
+        kinds: tuple[Shift, Shift] = ("none", "inverted")
+        plain, inverted = (make_indexed_clients(images, shares, 0, shift=shift) for shift in kinds)
+        for part in ("train", "test"):
+            for one, other, same in zip(plain, inverted, (True, False, True, False, True), strict=True):
+                (x, y), (changed, labels) = (next(getattr(c, part).batches(4, seed=1)) for c in (one, other))
+                assert torch.equal(y, labels)
+                expected = x if same else -x  # digits are normalised to -1 … 1
+                torch.testing.assert_close(changed, expected)

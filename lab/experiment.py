@@ -35,6 +35,7 @@ class DataEntry(DataSettings):
     clients: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(min_length=1)
     dh: tuple[Share, ...] = Field(min_length=1, description="Distributional heterogeneity, 0 … 1.")
     stands_for: str | None = Field(None, description="The paper's set whose numbers are set beside this one's.")
+    rounds: int | None = Field(None, ge=1, description="Rounds for this set; unset: the experiment's.")
     plan: Overrides = Field({}, description="Plan settings for this set, such as its backbone.")
 
     @property
@@ -50,6 +51,7 @@ class MethodEntry(Frozen):
     preset: Literal["paper", "learned-offset"] = "paper"
     method: Overrides = Field(description="The plan's [method] table.")
     plan: Overrides = Field({}, description="Further plan settings for this column.")
+    small: Overrides = Field({}, description="What the [method] table says besides under `--scale small`.")
     dh: tuple[Share, ...] | None = Field(None, description="Only at these; unset: at all.")
 
 
@@ -113,7 +115,8 @@ class Experiment(Frozen):
             for name in ("rounds", "seeds", "evaluate_every", "vary", "reach")
             if getattr(small, name) is not None
         }
-        return self.model_copy(update={**replaced, "data": tuple(data)})
+        methods = [entry.model_copy(update={"method": merge(entry.method, entry.small)}) for entry in self.methods]
+        return self.model_copy(update={**replaced, "data": tuple(data), "methods": tuple(methods)})
 
     def cells(self, scale: Scale) -> list[Cell]:
         """Every federation to run; an ExperimentError names all settings that cannot be run."""
@@ -226,7 +229,8 @@ def _complete_plan(
         method.plan,
         last_word,
         _nested(experiment.vary.key, value) if experiment.vary else {},
-        {"name": "lab", "seed": seed, "rounds": {"count": experiment.rounds}, "classes": _PLACEHOLDER_CLASSES},
+        {"name": "lab", "seed": seed, "classes": _PLACEHOLDER_CLASSES},
+        {"rounds": {"count": entry.rounds or experiment.rounds}},
     )
     return FederationPlan.model_validate(data).model_dump(mode="json", exclude={"classes"})
 

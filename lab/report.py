@@ -82,10 +82,7 @@ def _figure(experiment: Experiment, results: Sequence[Result], folder: Path, dat
 
 
 def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int) -> str:
-    words = (
-        f"Scale **{scale}**: {len(results)} of {wanted} federations done, {experiment.rounds} rounds each, "
-        f"accuracy of the {experiment.accuracy} round, mean ± standard deviation (seeds)."
-    )
+    words = f"Scale **{scale}**: {len(results)} of {wanted} federations done, accuracy of the {experiment.accuracy} round, mean ± standard deviation (seeds)."
     if scale == "small":
         words += (
             " This is the small form: other networks, images or rounds than the paper's, "
@@ -98,6 +95,7 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
         facts = [
             f"{image['channels']}×{image['height']}×{image['width']}",
             f"{model['backbone']} from {model['weights']} weights",
+            f"{cell['plan']['rounds']['count']} rounds",
             data["classes"] and f"{data['classes']} classes",
             data["train_per_class"] and f"{data['train_per_class']} training images a class",
             cell["stands_for"] and f"in the place of {cell['stands_for']}",

@@ -255,3 +255,17 @@ def test_the_guides_example_is_an_experiment(tmp_path: Path) -> None:
     mine = load_experiment(written(tmp_path, example))
     assert len(mine.cells("full")) == 12
     assert {(cell.rounds, cell.data.train_per_class) for cell in mine.cells("small")} == {(5, 100)}
+
+
+def test_a_set_may_have_rounds_of_its_own_and_a_method_a_small_form() -> None:
+    tried = experiment(
+        data=[
+            {"name": "digits", "clients": [10], "dh": [0.8], "rounds": 7},
+            {"name": "cifar10", "clients": [10], "dh": [0.8]},
+        ],
+        methods=[{"label": "MOON", "method": {"name": "moon", "mu": 5.0}, "small": {"mu": 0.1}}],
+        seeds=[0],
+    )
+    assert [cell.rounds for cell in tried.cells("full")] == [7, 3]
+    for scale, mu in (("full", 5.0), ("small", 0.1)):
+        assert {cell.plan["method"]["mu"] for cell in tried.cells(scale)} == {mu}

@@ -82,7 +82,10 @@ def _figure(experiment: Experiment, results: Sequence[Result], folder: Path, dat
 
 
 def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int) -> str:
-    words = f"Scale **{scale}**: {len(results)} of {wanted} federations done, accuracy of the {experiment.accuracy} round, mean ± standard deviation (seeds)."
+    words = (
+        f"Scale **{scale}**: {len(results)} of {wanted} federations done, accuracy of the {experiment.accuracy} round, "
+        "mean ± standard deviation (seeds)."
+    )
     if scale == "small":
         words += (
             " This is the small form: other networks, images or rounds than the paper's, "

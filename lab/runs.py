@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from lab.cells import Cell, Workspace
+from lab.datasets.registry import locate
 from lab.engines import Engine, ProcessEngine, run_sequentially
 from lab.experiment import Experiment, ExperimentError, Scale
 from lab.results import Results
+from shared.plan import ImagePlan
 from shared.problems import DistransError
 
 _SECONDS_BETWEEN_LINES = 30
@@ -56,6 +58,20 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
             highlight=False,
             soft_wrap=True,
         )
+        missing = _missing_sets(left, options.data_root)
+        for name, error in missing.items():
+            cells_of = [cell for cell in left if cell.data.name == name]
+            for cell in cells_of:
+                results.store_failure(cell, str(error), "")
+            console.print(
+                f"failed: {len(cells_of)} federations on {name}: {error}",
+                style="red",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        without_data = sum(cell.data.name in missing for cell in left)
+        left = [cell for cell in left if cell.data.name not in missing]
         board = Board(console, results, left)
         workspace = Workspace(options.data_root, results.checkpoints, options.device)
         try:
@@ -68,7 +84,19 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
             results.write_tables()
     for cell, reason in board.failed:
         console.print(f"failed: {cell.title}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return len(board.failed)
+    return len(board.failed) + without_data
+
+
+def _missing_sets(cells: Sequence[Cell], root: Path) -> dict[str, DistransError]:
+    """Why sets cannot be opened, by name; looked up once, before anything is computed."""
+    images = {cell.data.name: ImagePlan.model_validate(cell.plan["image"]) for cell in cells}
+    missing = {}
+    for name, image in images.items():
+        try:
+            locate(name, image, root)
+        except DistransError as error:
+            missing[name] = error
+    return missing
 
 
 def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -142,7 +142,7 @@ def data_root(given: Path | None = None) -> Path:
 @functools.lru_cache(maxsize=1)  # cells that run after one another mostly use the same set
 def open_set(settings: DataSettings, image: ImagePlan, root: Path) -> ImageSet:
     """The images in memory, decoded once; sets stand in folders of their names under the root."""
-    source = _locate(settings.name, image, root)
+    source = locate(settings.name, image, root)
     names = source.classes[: settings.classes]
     if settings.classes is not None and len(names) < settings.classes:
         raise DatasetBroken(f"{settings.name} has {len(names)} classes, {settings.classes} were asked for.")
@@ -151,7 +151,8 @@ def open_set(settings: DataSettings, image: ImagePlan, root: Path) -> ImageSet:
     return ImageSet(names, image, train, test)
 
 
-def _locate(name: str, image: ImagePlan, root: Path) -> Source:
+def locate(name: str, image: ImagePlan, root: Path) -> Source:
+    """The set as it lies on the disk; a DatasetMissing says where to get it."""
     if name.startswith(_FOLDER):
         folder = root / Path(name.removeprefix(_FOLDER)).expanduser()  # an absolute path stays what it is
         if not folder.is_dir():

@@ -163,12 +163,17 @@ class TestARun:
         (reason,) = (tmp_path / "out" / "failed").iterdir()
         assert "diverged" in reason.read_text()
 
-    def test_a_missing_data_set_is_the_reason_of_its_cells(self, tmp_path: Path) -> None:
+    def test_a_missing_data_set_is_said_once_and_the_other_sets_are_run(self, tmp_path: Path) -> None:
         file = tmp_path / "try.toml"
-        file.write_text(TEXT.replace("FIGURE", "none").replace('"digits"', '"orl-faces"').replace("[10]", "[40]"))
+        absent = '\n[[data]]\nname = "orl-faces"\nclients = [40]\ndh = [1.0]\n'
+        file.write_text(TEXT.replace("FIGURE", "none") + absent)
         failures, printed = run(file, tmp_path / "out", only=("seed=0",))
         assert failures == 2
-        assert f"The data set orl-faces is not in {tmp_path / 'data' / 'orl-faces'}" in printed
+        reason = f"The data set orl-faces is not in {tmp_path / 'data' / 'orl-faces'}"
+        assert printed.count(reason) == 1
+        assert "failed: 2 federations on orl-faces" in printed
+        assert all(reason in text.read_text() for text in (tmp_path / "out" / "failed").iterdir())
+        assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
 
     def test_two_runs_do_not_write_to_one_folder(self, file: Path, tmp_path: Path) -> None:
         with Results(tmp_path / "out").locked(), pytest.raises(DistransError, match="Another run"):

@@ -52,6 +52,13 @@ class DistransOptions(Frozen):
     offset_lr: float | None = Field(
         None, ge=0, le=100, description="Its rate; unset: 1e-3 (sgd), 0.05 (adam), 0.02 (sign-sgd). 0 freezes offsets."
     )
+    offset_bound: float | None = Field(
+        None, gt=0, le=100, description="How far a value of the offset may move from its start; unset: any distance."
+    )
+    bounded_clients: Literal["single-class", "all"] = Field(
+        "single-class",
+        description="Whose offsets are bounded. One that is free at a client with a single class ends as a key for it.",
+    )
     offset_gradient: Literal["mean", "sum"] = Field(
         "mean", description="Gradient of the offset averaged or summed over the images of a batch."
     )

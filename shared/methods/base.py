@@ -123,6 +123,10 @@ class LocalData(Protocol):
     def samples(self) -> int:
         """Number of images."""
 
+    @property
+    def labels(self) -> Tensor:
+        """Their labels."""
+
     def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass over all images in an order that follows from the seed: (images B×C×H×W, labels B)."""
 

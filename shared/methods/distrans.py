@@ -21,6 +21,7 @@ from shared.methods.base import (
     ClientHalf,
     ClientRecord,
     Facts,
+    LocalData,
     Predictor,
     RoundTask,
     ServerHalf,
@@ -182,17 +183,24 @@ class DistransClient(ClientHalf):
         net = load_shared(_build(self.plan, self.options), task.shared | cut(private, _BUFFERS))
         net = runtime.prepare(net).train()
         start = current_offset(task, private)
+        first = private.get("initial_offset", start)
         offset = start.to(runtime.device).clone().requires_grad_()
         stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
+        if self._is_bounded(workplace.data):
+            stepper.bound_around(first if task.facts[_AGGREGATION] == "none" else start)
         report = run_local_epochs(self.plan, task, net, workplace, stepper.step)
         trained = offset.detach().cpu()
-        first = private.get("initial_offset", start)
         report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
         uploaded = {} if task.facts[_AGGREGATION] == "none" else {"offset": trained}
         kept = {"offset": trained, "initial_offset": first}
         if self.options.batchnorm_statistics == "averaged":
             return Update(detached_state(net), uploaded, report), kept
         return Update(parameters_of(net), uploaded, report), kept | prefixed(buffers_of(net), _BUFFERS)
+
+    def _is_bounded(self, data: LocalData) -> bool:
+        if self.options.offset_bound is None:
+            return False
+        return self.options.bounded_clients == "all" or len(data.labels.unique()) == 1
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
@@ -225,6 +233,13 @@ class OffsetStepper:
         self._frozen = options.effective_offset_lr == 0 or options.alpha == 0
         make = torch.optim.Adam if options.offset_optimizer == "adam" else torch.optim.SGD
         self._optimizer = make([offset], lr=options.effective_offset_lr)
+        self._limits: tuple[Tensor, Tensor] | None = None
+
+    def bound_around(self, centre: Tensor) -> None:
+        """From now on keep every value of the offset within the plan's bound of this one's."""
+        centre, bound = centre.to(self._offset.device), self._options.offset_bound
+        if bound is not None:
+            self._limits = centre - bound, centre + bound
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Update offset and model; the logits and the loss are those that the model's step came from."""
@@ -269,3 +284,5 @@ class OffsetStepper:
         self._offset.grad = gradient.sign() if self._options.offset_optimizer == "sign-sgd" else gradient
         self._optimizer.step()
         self._offset.grad = None
+        if self._limits is not None:
+            self._offset.data.clamp_(*self._limits)

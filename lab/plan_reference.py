@@ -3,6 +3,7 @@
 import sys
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,13 +22,22 @@ from shared.method_options import (
     PFedHNPCOptions,
     PFedMeOptions,
 )
-from shared.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
+from shared.plan import DEFAULT_PRESET, PRESETS, FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
 
 _HEADER = """\
 # Plan reference
 
 Every setting of a federation's plan. `distrans-server federation create --example` prints a commented plan.
 This page is made from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
+"""
+_PRESETS = """
+## Presets
+
+What a preset puts in the place of the defaults below. What the plan itself says wins over it; what a preset says of a
+method holds for that method only.
+
+| preset | sets |
+|---|---|
 """
 _COLUMNS = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -51,7 +61,10 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
 
 def reference() -> str:
     """The page."""
-    parts = [_HEADER]
+    parts = [_HEADER, _PRESETS]
+    for preset, tables in PRESETS.items():
+        settings = ", ".join(f"`{key} = {_toml(value)}`" for key, value in _flat(tables))
+        parts.append(f"| `{preset}`{' (default)' if preset == DEFAULT_PRESET else ''} | {settings} |\n")
     for heading, table in _TABLES:
         parts.append(f"\n## {heading}\n\n{(table.__doc__ or '').strip()}\n\n{_COLUMNS}")
         for name, field in table.model_fields.items():
@@ -65,6 +78,14 @@ def reference() -> str:
                 f"| `{name}` | {_kind(field.annotation)}{_bounds(field)} | {shown} | {field.description or ''} |\n"
             )
     return "".join(parts)
+
+
+def _flat(tables: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield path + key, value
 
 
 def _toml(value: Any) -> str:

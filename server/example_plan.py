@@ -1,10 +1,11 @@
 """A commented plan to start from; `distrans-server federation create --example` prints it, a test reads it."""
 
 EXAMPLE_PLAN = """\
-# A federation's plan. Everything but `name` and `classes` has a default, which is shown here.
+# A federation's plan. Everything but `name` and `classes` has a default, which is shown here. What the preset sets is
+# commented out: another preset sets it differently.
 name = "lung-nodules"                  # letters, digits, . _ -
 classes = ["benign", "malignant"]      # the sites' class names are matched with these
-preset = "paper"                       # the published settings; "learned-offset": offsets that really move; and others
+preset = "learned-offset"              # offsets that learn; "paper": the published settings; docs/plan-reference.md
 seed = 0                               # everything random follows from it
 averaging = "uniform"                  # or "samples": weigh sites by their number of images
 
@@ -17,21 +18,22 @@ std = [0.5]
 
 [model]
 backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, cnn, or "package.module:function"
-activation = "none"                    # lenet only: "none" as the authors' code has it, or "relu"
+# activation = "relu"                  # lenet only; "none" as the authors' code has it
 weights = "random"                     # or "imagenet" (torchvision's), or "file" (given with --weights)
 # dense_dim = 256                      # width of a dense layer before the logits; unset: the backbone's own
 
 [method]
 name = "distrans"                      # docs/methods.md has the others: fedavg, pfedme, moon … with keys of their own
-alpha = 0.3                            # blend factor of the offset
+# alpha = 0.8                          # blend factor of the offset
 update_rule = "alternating"            # Algorithm 1; "joint" is the authors' code, and faster
-offset_optimizer = "sgd"               # or "adam", "sign-sgd"
-# offset_lr = 0.001                    # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
+# offset_optimizer = "adam"            # or "sgd", "sign-sgd"
+# offset_lr = 0.05                     # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
+# offset_bound = 0.1                   # how far it may move from its start at sites with a single class
 offset_gradient = "mean"               # or "sum" over the images of a batch
-offset_init = "uniform"                # or "imagenet", "normal", "zeros", "generator"
+# offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # a control: one offset for all
 offset_aggregation = "auto"            # "network" below the threshold of DH, else "none"; or "none", "mean", "network"
-dh_threshold = 0.5
+# dh_threshold = 0.0                   # above 0, the network takes the place of what the offsets have learned
 
 [method.generator]                     # the offset aggregation network
 inputs = "embedding"                   # or "embedding+offset", as the paper's text has it

@@ -195,8 +195,22 @@ class FedAwSOptions(Frozen):
     """FedAwS: clients train features towards their own classes' rows; the coordinator keeps the rows apart."""
 
     name: Literal["fedaws"] = "fedaws"
-    margin: float = Field(0.9, ge=-1, le=1, description="The cosine of an image and its class' row that is enough.")
-    spread_margin: float = Field(0.9, ge=0, le=2, description="ν: the distance 1 − cosine of two rows that is enough.")
+    client_loss: Literal["hinge", "cross-entropy"] = Field(
+        "hinge",
+        description="Clients draw images to their own classes' rows, all they are given to train with; or classify "
+        "among all rows by cosine over temperature, and every row is averaged over all clients (FedRepo).",
+    )
+    margin: float = Field(
+        0.9, ge=-1, le=1, description="Of the hinge: the cosine of an image and its class' row that is enough."
+    )
+    spread_distance: Literal["cosine", "half-cosine"] = Field(
+        "cosine", description="The distance of two rows: 1 − cosine, or half of it."
+    )
+    spread_margin: float = Field(0.9, ge=0, le=2, description="ν: the distance of two rows that is enough.")
+    spread_reduction: Literal["sum", "mean"] = Field(
+        "sum", description="The spread-out loss is the sum over ordered pairs of rows, or the mean over all C² of them."
+    )
+    spread_momentum: float = Field(0.0, ge=0, lt=1, description="Momentum over the spread-out steps of a round.")
     spread: float = Field(10.0, ge=0, le=1e6, description="λ: weight of the spread-out step.")
     spread_lr: float | None = Field(None, ge=0, le=100, description="Rate of the spread-out step; unset: training.lr.")
     spread_steps: int = Field(1, ge=1, le=10_000, description="Spread-out steps per round.")
@@ -206,7 +220,9 @@ class FedAwSOptions(Frozen):
     evaluation_rows: bool = Field(
         True, description="Send all rows to the clients, for prediction only; false: they know their own classes alone."
     )
-    temperature: float = Field(0.1, gt=0, le=100, description="Of the probabilities; decisions do not depend on it.")
+    temperature: float = Field(
+        0.1, gt=0, le=100, description="Of the probabilities and of the cross-entropy; decisions do not depend on it."
+    )
 
 
 class MixupOptions(Frozen):

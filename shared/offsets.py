@@ -1,5 +1,7 @@
 """The first offset of a client, and how far an offset has moved from it."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def initial_offset(plan: FederationPlan, options: DistransOptions, client_id: st
     return normalise(pixels, plan.image.mean, plan.image.std)
 
 
-def relative_motion(offset: Tensor, start: Tensor) -> float | None:
-    """‖t − t⁰‖ / ‖t⁰‖; None where t⁰ is zero and the ratio has no meaning."""
-    length = float(start.double().norm())
-    return float((offset.double() - start.double()).norm()) / length if length else None
+def relative_motion(offset: Tensor, start: Tensor) -> float:
+    """‖t − t⁰‖ / ‖t⁰‖; where t⁰ is zero, over the norm of an offset of ones, about that of a normalised image."""
+    length = float(start.double().norm()) or math.sqrt(start.numel())
+    return float((offset.double() - start.double()).norm()) / length

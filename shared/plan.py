@@ -32,7 +32,18 @@ ImportPath = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"model": {"activation": "none"}},
-    "learned-offset": {"method": {"name": "distrans", "offset_optimizer": "adam", "offset_lr": 0.05}},
+    # Offsets that move until they say what a client's data are like. They stay with their clients, since averages would
+    # undo that; and at clients with one class they stay near their start, or they would end as a key for that class.
+    "learned-offset": {
+        "method": {
+            "name": "distrans",
+            "alpha": 0.8,
+            "offset_optimizer": "adam",
+            "offset_init": "zeros",
+            "offset_bound": 0.1,
+            "dh_threshold": 0.0,
+        }
+    },
     # What the authors' own programs of the other methods start with.
     "pfedme-official": {
         "averaging": "samples",
@@ -58,6 +69,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "training": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 64, "epochs": 10},
         "rounds": {"count": 100},
     },
+    # FedRepo's form of FedAwS: a whole classifier at the clients, many spread-out steps at the coordinator.
+    "fedaws-fedrepo": {
+        "method": {
+            "name": "fedaws",
+            "client_loss": "cross-entropy",
+            "spread": 1.0,
+            "spread_distance": "half-cosine",
+            "spread_margin": 0.8,
+            "spread_reduction": "mean",
+            "spread_momentum": 0.9,
+            "spread_lr": 0.1,
+            "spread_steps": 30,
+        },
+    },
     "mixup-official": {
         "method": {"name": "mixup"},
         "training": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 128},
@@ -74,9 +99,11 @@ Preset = Literal[
     "pfedhn-official",
     "pfedhn-pc-official",
     "moon-official",
+    "fedaws-fedrepo",
     "mixup-official",
     "advprop-official",
 ]
+DEFAULT_PRESET: Preset = "learned-offset"
 
 
 class ImagePlan(Frozen):
@@ -168,9 +195,9 @@ class FederationPlan(Frozen):
 
     name: Name = Field(description="Letters, digits, dot, dash and underscore; at most 64.")
     preset: Preset = Field(
-        "paper",
-        description="Defaults to start from: the published settings, offsets that really move, or those of another "
-        "method's authors.",
+        DEFAULT_PRESET,
+        description="Defaults to start from: offsets that learn, the published settings, or those of another method's "
+        "authors.",
     )
     classes: tuple[ClassName, ...] = Field(
         min_length=2, max_length=100_000, description="The sites' class names are matched with these."
@@ -245,7 +272,7 @@ class FederationPlan(Frozen):
 
     @classmethod
     def _apply_preset(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        preset = PRESETS.get(str(data.get("preset", "paper")), {})
+        preset = PRESETS.get(str(data.get("preset", DEFAULT_PRESET)), {})
         method = data.get("method")
         about = preset.get("method", {}).get("name", "distrans")
         if isinstance(method, Mapping) and method.get("name", about) != about:

@@ -20,7 +20,9 @@ class TrainingReport(Frozen):
     loss: float = Field(ge=0, description="Mean cross-entropy over the images trained on, as they were met.")
     accuracy: float = Field(ge=0, le=1, description="Share of them that was classified rightly, as they were met.")
     seconds: float = Field(ge=0, description="Time of the training itself.")
-    offset_motion: float | None = Field(None, ge=0, description="‖t − t⁰‖ / ‖t⁰‖; none for methods without offset.")
+    offset_motion: float | None = Field(
+        None, ge=0, description="‖t − t⁰‖ / ‖t⁰‖, or the rms of t where t⁰ = 0; none for methods without offset."
+    )
 
 
 class Answer(BaseModel):

@@ -3,7 +3,8 @@
 Image features g and rows w are unit vectors. A client minimises max(0, margin − cos(g(x), w_y))² over its images, for θ
 and for the rows of its own classes, which are all it is given to train with. The coordinator averages θ, averages a
 class' row over its clients, and then takes a step on Σ max(0, ν − (1 − cos(w_c, w_c')))² over pairs of rows. Rows of
-absent clients stay. All rows go to the clients apart from their own, for prediction only.
+absent clients stay. All rows go to the clients apart from their own, for prediction only. FedRepo's form has the
+cross-entropy over all rows at the clients instead, which all train and upload all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ from shared.methods.base import (
     Workplace,
     options_of,
 )
-from shared.methods.local import ModelStepper, Step, make_sgd, run_local_epochs
+from shared.methods.local import ModelStepper, Step, make_sgd, mean_loss, run_local_epochs
 from shared.methods.serving import ModulePredictor, detached_state, load_shared
 from shared.model import build_single
 from shared.plan import FederationPlan
@@ -77,16 +78,16 @@ def positive_loss(cosines: Tensor, margin: float) -> Tensor:
     return (margin - cosines).clamp(min=0).square().mean()
 
 
-def spread_loss(rows: Tensor, margin: float) -> Tensor:
-    """Σ_c Σ_{c' ≠ c} max(0, margin − (1 − cos))² of unit rows."""
-    return ((margin - 1 + _cosines(rows)).clamp(min=0).square() * _others(rows)).sum()
+def spread_loss(rows: Tensor, margin: float, scale: float = 1.0) -> Tensor:
+    """Σ_c Σ_{c' ≠ c} max(0, margin − scale × (1 − cos))² of unit rows."""
+    return ((margin - scale * (1 - _cosines(rows))).clamp(min=0).square() * _others(rows)).sum()
 
 
-def spread_gradient(rows: Tensor, margin: float, nearest: int | None = None) -> Tensor:
+def spread_gradient(rows: Tensor, margin: float, nearest: int | None = None, scale: float = 1.0) -> Tensor:
     """The gradient of `spread_loss` for unit rows; with `nearest`, of −Σ ‖w_c − w_c'‖² over each row's nearest ones."""
     cosines, others = _cosines(rows), _others(rows)
     if nearest is None:
-        slopes = 2 * (margin - 1 + cosines).clamp(min=0) * others
+        slopes = 2 * scale * (margin - scale * (1 - cosines)).clamp(min=0) * others
     else:
         count = min(nearest, len(rows) - 1)
         chosen = cosines.masked_fill(~others, -2).topk(count, dim=1).indices
@@ -98,8 +99,14 @@ def spread_gradient(rows: Tensor, margin: float, nearest: int | None = None) -> 
 def spread_out(rows: Tensor, rate: float, options: FedAwSOptions) -> Tensor:
     """Unit rows after the round's spread-out steps, in float64 inside."""
     wide = F.normalize(rows.double(), dim=1)
+    scale = 0.5 if options.spread_distance == "half-cosine" else 1.0
+    if options.spread_reduction == "mean":
+        rate /= len(rows) ** 2
+    velocity = torch.zeros_like(wide)
     for _ in range(options.spread_steps):
-        wide = F.normalize(wide - rate * spread_gradient(wide, options.spread_margin, options.nearest), dim=1)
+        gradient = spread_gradient(wide, options.spread_margin, options.nearest, scale)
+        velocity = options.spread_momentum * velocity + gradient
+        wide = F.normalize(wide - rate * velocity, dim=1)
     return wide.float()
 
 
@@ -135,8 +142,8 @@ class FedAwSServer(ServerHalf):
     def personal(
         self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
     ) -> Tensors:
-        """The rows of the client's own classes, to be trained; all rows, to be predicted with."""
-        own = torch.tensor([label for label, count in enumerate(client.class_counts) if count], dtype=torch.int64)
+        """The rows of the client's own classes, or all of them, to be trained; all rows, to be predicted with."""
+        own = torch.tensor(self._trained(client), dtype=torch.int64)
         tensors = {_CLASSES: own, _ROWS: state.private[_ROWS][own]}
         return tensors | {_EVALUATION_ROWS: state.private[_ROWS]} if self.options.evaluation_rows else tensors
 
@@ -158,14 +165,18 @@ class FedAwSServer(ServerHalf):
     ) -> ServerState:
         uploaded: dict[int, RunningMean] = {}
         for client, personal in uploads:
-            for label, count in enumerate(client.class_counts):
-                if count and bool(personal[_ROWS][label].any()):  # a client cannot move rows that are not its own
+            for label in self._trained(client):  # a client cannot move rows that are not given to it
+                if bool(personal[_ROWS][label].any()):
                     uploaded.setdefault(label, RunningMean()).add({_ROWS: personal[_ROWS][label]})
         rows = state.private[_ROWS].clone()
         for label, row in uploaded.items():
             rows[label] = row.result()[_ROWS]
         lr = self.plan.training.lr if self.options.spread_lr is None else self.options.spread_lr
         return ServerState(mean, {_ROWS: spread_out(rows, self.options.spread * lr, self.options)})
+
+    def _trained(self, client: ClientRecord) -> list[int]:
+        every = self.options.client_loss == "cross-entropy"
+        return [label for label, count in enumerate(client.class_counts) if count or every]
 
 
 class FedAwSClient(ClientHalf):
@@ -196,6 +207,10 @@ class FedAwSClient(ClientHalf):
             with runtime.autocast():
                 features = forward(x)
             cosines = features @ F.normalize(rows, dim=1).T
+            if self.options.client_loss == "cross-entropy":
+                loss = mean_loss(cosines / self.options.temperature, y)
+                stepper.step(loss)
+                return cosines.detach(), loss.detach()
             # An image of a class that the coordinator has not been told of has no row to go to.
             own = cosines.gather(1, y[:, None])[known[y]]
             loss = positive_loss(own, self.options.margin) if len(own) else cosines.sum() * 0

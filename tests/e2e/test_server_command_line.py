@@ -178,6 +178,11 @@ class TestExamplePlan:
         assert number >= 5
         assert parse_plan(uncommented).model.dense_dim == 256
 
+    def test_another_preset_is_one_word_away(self, works: Callable[..., str]) -> None:
+        example = works("federation", "create", "--example").replace('"learned-offset"', '"paper"', 1)
+        expected = FederationPlan(name="lung-nodules", classes=("benign", "malignant"), preset="paper")
+        assert parse_plan(example) == expected
+
     def test_it_can_be_created(self, works: Callable[..., str], tmp_path: Path) -> None:
         (tmp_path / "plan.toml").write_text(works("federation", "create", "--example"))
         works("db", "upgrade")

@@ -15,6 +15,7 @@ def plan_with(seed: int = 0, channels: int = 3, **method: Any) -> FederationPlan
     return validate_plan(
         {
             "name": "offsets",
+            "preset": "paper",
             "classes": ["a", "b"],
             "seed": seed,
             "image": {"channels": channels, "height": 64, "width": 48, "mean": [0.4], "std": [0.2]},
@@ -106,5 +107,5 @@ def test_motion_by_hand() -> None:
     assert relative_motion(start, start) == 0
 
 
-def test_motion_from_zero_has_no_meaning() -> None:
-    assert relative_motion(torch.ones(1, 2, 2), torch.zeros(1, 2, 2)) is None
+def test_motion_from_zero_is_in_the_units_of_a_normalised_image() -> None:
+    assert relative_motion(torch.full((1, 2, 2), -3.0), torch.zeros(1, 2, 2)) == pytest.approx(3)

@@ -37,6 +37,7 @@ MINIMAL = """
 name = "birds"
 classes = ["owl", "finch"]
 """
+PAPER = 'preset = "paper"\n' + MINIMAL
 
 
 def plan_data(**tables: Any) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def as_toml(value: Any, path: str = "") -> str:
 
 class TestDefaults:
     def test_of_the_paper(self) -> None:
-        plan = parse_plan(MINIMAL)
+        plan = parse_plan(PAPER)
         method = plan.method
         assert isinstance(method, DistransOptions)
         assert (method.alpha, method.effective_offset_lr, method.dh_threshold) == (0.3, 1e-3, 0.5)
@@ -84,7 +85,7 @@ class TestDefaults:
         assert plan.rounds.sample_fraction == 1
 
     def test_of_the_paper_s_aggregation_network(self) -> None:
-        method = parse_plan(MINIMAL).method
+        method = parse_plan(PAPER).method
         assert isinstance(method, DistransOptions)
         generator = method.generator
         assert (generator.inputs, generator.optimizer, generator.lr) == ("embedding", "sgd", 1e-2)
@@ -104,20 +105,20 @@ class TestDefaults:
 
 
 class TestPresets:
-    def test_paper_is_the_default(self) -> None:
-        assert parse_plan(MINIMAL) == parse_plan('preset = "paper"\n' + MINIMAL)
+    def test_learned_offset_is_the_default(self) -> None:
+        assert parse_plan(MINIMAL) == parse_plan('preset = "learned-offset"\n' + MINIMAL)
 
     def test_the_plan_wins_over_the_preset(self) -> None:
-        assert parse_plan(MINIMAL + '[model]\nactivation = "relu"').model.activation == "relu"
+        assert parse_plan(PAPER + '[model]\nactivation = "relu"').model.activation == "relu"
 
     def test_a_preset_fills_the_rest_of_a_table(self) -> None:
-        plan = parse_plan(MINIMAL + "[model]\ndense_dim = 256")
+        plan = parse_plan(PAPER + "[model]\ndense_dim = 256")
         assert (plan.model.activation, plan.model.dense_dim) == ("none", 256)
 
     def test_learned_offset(self) -> None:
         plan = parse_plan('preset = "learned-offset"\n' + MINIMAL)
         assert isinstance(plan.method, DistransOptions)
-        assert (plan.method.offset_optimizer, plan.method.offset_lr) == ("adam", 0.05)
+        assert (plan.method.offset_optimizer, plan.method.effective_offset_lr) == ("adam", 0.05)
         assert plan.model.activation == "relu"
 
     def test_learned_offset_with_other_settings(self) -> None:

@@ -39,6 +39,7 @@ def plan_with(
     return validate_plan(
         {
             "name": "distrans",
+            "preset": "paper",
             "classes": [str(number) for number in range(classes)],
             "image": {"channels": channels, "height": height, "width": width},
             "model": {"activation": "relu"},
@@ -356,10 +357,10 @@ class TestClient:
         assert second.report.offset_motion == relative_motion(later["offset"], start)
         assert second.report.offset_motion != relative_motion(later["offset"], private["offset"])
 
-    def test_from_a_zero_offset_there_is_no_motion_to_report(self) -> None:
+    def test_the_motion_from_a_zero_offset_is_its_size(self) -> None:
         update, private = train(plan_with(offset_init="zeros", offset_optimizer="adam"))
-        assert bool(private["offset"].any())
-        assert update.report.offset_motion is None
+        assert update.report.offset_motion == pytest.approx(float(private["offset"].square().mean().sqrt()))
+        assert update.report.offset_motion
 
     @pytest.mark.parametrize("rule", RULES)
     def test_training_that_is_asked_to_stop_stops_and_changes_nothing(self, rule: str) -> None:

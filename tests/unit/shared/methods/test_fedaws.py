@@ -179,3 +179,58 @@ def test_clients_of_one_class_each_learn_to_tell_classes_apart() -> None:
     pooled = sum(result.correct for result in simulation.evaluate().values()) / 48
     assert outcomes[-1].reports["site-0"].loss < outcomes[0].reports["site-0"].loss
     assert pooled > 0.6
+
+
+class TestFedRepo:
+    """Cross-entropy over all rows at the clients; many steps with momentum at the coordinator."""
+
+    PLAN = plan_for({}, preset="fedaws-fedrepo", training={"lr": 0.2, "epochs": 2})
+
+    def test_is_a_preset(self) -> None:
+        options = self.PLAN.method
+        assert isinstance(options, FedAwSOptions)
+        assert (options.client_loss, options.spread_steps, options.spread_momentum) == ("cross-entropy", 30, 0.9)
+
+    def test_the_gradient_of_the_half_distance_is_that_of_the_loss(self) -> None:
+        rows = torch.nn.functional.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
+        leaf = rows.clone().requires_grad_()
+        spread_loss(torch.nn.functional.normalize(leaf, dim=1), 0.8, scale=0.5).backward()
+        torch.testing.assert_close(spread_gradient(rows, 0.8, scale=0.5), leaf.grad)
+
+    def test_two_steps_with_momentum_on_the_mean_over_all_pairs(self) -> None:
+        """The reference is SGD of torch on the mean over all C² entries, the diagonal included."""
+        options = FedAwSOptions(
+            spread_distance="half-cosine",
+            spread_margin=0.8,
+            spread_reduction="mean",
+            spread_momentum=0.9,
+            spread_steps=2,
+        )
+        rows = PAIR.clone().requires_grad_()
+        optimizer = torch.optim.SGD([rows], lr=0.3, momentum=0.9)
+        for _ in range(2):
+            unit = torch.nn.functional.normalize(rows, dim=1)
+            optimizer.zero_grad()
+            (0.8 - 0.5 * (1 - unit @ unit.T)).clamp(min=0).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                rows.copy_(torch.nn.functional.normalize(rows, dim=1))
+        torch.testing.assert_close(spread_out(PAIR, 0.3, options), rows.detach().float())
+
+    def test_every_client_trains_all_rows_and_all_are_averaged(self) -> None:
+        client = site("a", of_class(1))
+        task = first_task(self.PLAN, client)
+        assert task.personal["classes"].tolist() == list(range(CLASSES))
+        update, _ = client_half(self.PLAN).train(task, {}, Workplace(client.train))
+        rows = update.personal["rows"]
+        assert all(not torch.equal(rows[label], task.personal["rows"][label]) for label in range(CLASSES))
+        turned = torch.eye(CLASSES, 100).roll(50, dims=1)
+        still = plan_for({"spread": 0.0}, preset="fedaws-fedrepo")
+        assert torch.equal(finish(still, (5, 0, 0, 0), turned, torch.eye(CLASSES, 100)), turned)
+
+    def test_learns(self) -> None:
+        clients = [site("a", digits(40)), site("b", digits(40, 40))]
+        simulation = Simulation(self.PLAN, clients)
+        for _ in range(6):
+            simulation.run_round(evaluate=False)
+        assert sum(result.correct for result in simulation.evaluate().values()) / 80 > 0.8

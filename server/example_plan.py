@@ -24,11 +24,11 @@ weights = "random"                     # or "imagenet" (torchvision's), or "file
 
 [method]
 name = "distrans"                      # docs/methods.md has the others: fedavg, pfedme, moon … with keys of their own
-# alpha = 0.8                          # blend factor of the offset
+alpha = 0.3                            # blend factor of the offset
 update_rule = "alternating"            # Algorithm 1; "joint" is the authors' code, and faster
 # offset_optimizer = "adam"            # or "sgd", "sign-sgd"
 # offset_lr = 0.05                     # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
-# offset_bound = 0.1                   # how far it may move from its start at sites with a single class
+# offset_bound = 0.3                   # how far it may move from its start at sites with a single class
 offset_gradient = "mean"               # or "sum" over the images of a batch
 # offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # a control: one offset for all

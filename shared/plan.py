@@ -37,10 +37,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "learned-offset": {
         "method": {
             "name": "distrans",
-            "alpha": 0.8,
             "offset_optimizer": "adam",
             "offset_init": "zeros",
-            "offset_bound": 0.1,
+            "offset_bound": 0.3,
             "dh_threshold": 0.0,
         }
     },

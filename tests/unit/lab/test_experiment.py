@@ -184,7 +184,17 @@ class TestFilters:
 
 FILES = experiment_files()
 TABLES = [f"table{n}" for n in range(1, 8)]
-EXPECTED = ["beyond-nets", "beyond-shift", "fig-alpha", "fig-epochs", "fig-rounds", "fig-umap", "motivation", *TABLES]
+EXPECTED = [
+    "beyond-negatives",
+    "beyond-nets",
+    "beyond-shift",
+    "fig-alpha",
+    "fig-epochs",
+    "fig-rounds",
+    "fig-umap",
+    "motivation",
+    *TABLES,
+]
 
 
 class TestPaper:

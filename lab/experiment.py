@@ -53,6 +53,9 @@ class MethodEntry(Frozen):
     plan: Overrides = Field({}, description="Further plan settings for this column.")
     small: Overrides = Field({}, description="What the [method] table says besides under `--scale small`.")
     dh: tuple[Share, ...] | None = Field(None, description="Only at these; unset: at all.")
+    controls: bool = Field(
+        False, description="Also rows for its logits masked to, and re-weighted by, each client's own classes."
+    )
 
 
 class Vary(Frozen):

@@ -24,6 +24,7 @@ _DETAILS = {
     "client_std": "spread over clients",
     "offset_motion": "offset motion",
 }
+_MEASURES = {"accuracy": "", "masked_accuracy": ", masked", "reweighted_accuracy": ", re-weighted"}
 Place = tuple[str, int, float, Any]  # data set, clients, DH, varied value
 
 
@@ -108,27 +109,39 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
 
 
 def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
-    """A row for each data set, number of clients, DH and varied value; a column a method, with the paper's number."""
-    labels = [method.label for method in experiment.methods]
+    """A table a data set: a row a method, a column for each number of clients, DH and varied value."""
+    parts = ["## Accuracy\n"]
     places = _places(results)
-    header = ["data", "clients", "DH", *([experiment.vary.key] if experiment.vary else []), *labels]
-    rows = []
-    for place in places:
-        data, clients, dh, varied = place
+    for data in dict.fromkeys(place[0] for place in places):
         paper_data = _paper_data(results, data)
-        row = [data if paper_data == data else f"{data} (paper: {paper_data})", str(clients), f"{dh:.0%}"]
-        row += [str(varied)] if experiment.vary else []
-        for label in labels:
-            values = [
-                value
-                for result in results
-                if _place(result) == place and result["cell"]["label"] == label
-                if (value := result[experiment.accuracy]["accuracy"]) is not None
-            ]
-            known = published(experiment.paper, paper_data, clients, dh, label)
-            row.append(spread(values) + (f" · paper {known:.3f}" if known is not None else ""))
-        rows.append(row)
-    return "## Accuracy\n\n" + markdown(header, rows)
+        columns = [place for place in places if place[0] == data]
+        header = ["method", *(_column(place, columns, experiment) for place in columns)]
+        rows = []
+        for method in experiment.methods:
+            for name, ending in _MEASURES.items() if method.controls else [("accuracy", "")]:
+                row = [method.label + ending]
+                for place in columns:
+                    known = published(experiment.paper, paper_data, *place[1:3], method.label) if not ending else None
+                    found = spread(_values(results, place, method.label, experiment.accuracy, name))
+                    row.append(found + (f" · paper {known:.3f}" if known is not None else ""))
+                rows.append(row)
+        title = data if paper_data == data else f"{data} (paper: {paper_data})"
+        parts.append(f"### {title}\n\n" + markdown(header, [row for row in rows if set(row[1:]) != {"–"}]))
+    return "\n".join(parts)
+
+
+def _column(place: Place, places: Sequence[Place], experiment: Experiment) -> str:
+    """What tells this column from the others of its table."""
+    _, clients, dh, varied = place
+    words = [f"{clients} clients"] if len({other[1] for other in places}) > 1 else []
+    if len({other[2] for other in places}) > 1 or not (words or experiment.vary):
+        words.append(f"DH {dh:.0%}")
+    return ", ".join(words + ([f"{experiment.vary.key} = {varied}"] if experiment.vary else []))
+
+
+def _values(results: Sequence[Result], place: Place, label: str, which: str, name: str) -> list[float]:
+    chosen = [result for result in results if _place(result) == place and result["cell"]["label"] == label]
+    return [value for result in chosen if (value := result[which].get(name)) is not None]
 
 
 def rounds_table(experiment: Experiment, results: Sequence[Result]) -> str:
@@ -160,9 +173,9 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
             if not chosen:
                 continue
             row = [place[0], str(place[1]), f"{place[2]:.0%}", label + ("" if place[3] is None else f" {place[3]}")]
-            row.append(spread([r["best"]["accuracy"] for r in chosen if r["best"]["accuracy"] is not None]))
+            row.append(spread(_values(results, place, label, "best", "accuracy")))
             for name in _DETAILS:
-                values = [r["last"][name] for r in chosen if r["last"].get(name) is not None]
+                values = _values(results, place, label, "last", name)
                 row.append(spread(values, "#.2g" if name == "offset_motion" else ".3f"))
             moved = chosen[0]["bytes_per_round"]
             row += [f"{moved['down_shared'] + moved['down_personal']:,}", f"{moved['up']:,}"]

@@ -47,6 +47,7 @@ method = { name = "distrans" }
 [[methods]]
 label = "FedAvg"
 method = { name = "fedavg" }
+controls = true
 """
 
 
@@ -243,7 +244,11 @@ class TestAReport:
         text = write_report(folder, tmp_path).read_text()
         values = [r["last"]["accuracy"] for r in Results(folder).load() if r["cell"]["label"] == "FedAvg"]
         assert f"{spread(values)} · paper 0.726" in text
-        assert "| digits (paper: cifar10) | 10 | 100% |" in text
+        assert "### digits (paper: cifar10)\n\n| method | DH 100% |\n" in text
+        for name, control in (("masked", "masked"), ("reweighted", "re-weighted")):
+            values = [r["last"][f"{name}_accuracy"] for r in Results(folder).load() if r["cell"]["label"] == "FedAvg"]
+            assert f"| FedAvg, {control} | {spread(values)} |" in text
+        assert "DisTrans, masked" not in text
         assert "Scale **full**: 4 of 4 federations done" in text
         assert "16 training images a class, in the place of cifar10" in text
         assert "| > 0 | > 1 |" in text
@@ -260,7 +265,7 @@ class TestAReport:
         file.write_text(TEXT.replace("FIGURE", "lines") + '[vary]\nkey = "training.epochs"\nvalues = [1, 2]\n')
         run(file, tmp_path / "out", only=("method=FedAvg", "seed=0"))
         text = write_report(tmp_path / "out", tmp_path).read_text()
-        assert "| training.epochs |" in text
+        assert "| method | training.epochs = 1 | training.epochs = 2 |" in text
         assert "training.epochs" in (tmp_path / "out" / "try.svg").read_text()
 
     def test_of_features_goes_back_to_the_trained_models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

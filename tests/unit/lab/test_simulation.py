@@ -140,7 +140,8 @@ PLANS: dict[str, dict[str, Any]] = {
 def test_one_seed_gives_the_same_bits_and_another_one_others(method: dict[str, Any], digits: Split) -> None:
     def run(seed: int) -> Simulation:
         torch.rand(seed + 1)  # whatever else has drawn random numbers
-        return finished(plan_with(seed, preset="learned-offset", **method), small_sites(digits, dh=0.5))
+        options = method if "name" in method else {"offset_optimizer": "adam", **method}
+        return finished(plan_with(seed, **options), small_sites(digits, dh=0.5))
 
     one, same, other = run(1), run(1), run(2)
     assert_equal(everything(one), everything(same))

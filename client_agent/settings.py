@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from client_agent.data import DEFAULT_CACHE_BYTES
-from shared.plan import FederationPlan
+from shared.plan import StoredPlan
 from shared.problems import DistransError
 from shared.runtime import Precision
 
@@ -50,7 +50,7 @@ class Identity(BaseModel):
     name: str
     token: str = Field(repr=False)
     federation: str
-    plan: FederationPlan
+    plan: StoredPlan
     connection: Connection
     data: str
     skip_bad: bool = False

@@ -57,6 +57,7 @@ def measure(
     plan = validate_plan(
         {
             "name": "bench",
+            "preset": "paper",
             "classes": [str(label) for label in range(10)],
             "image": {"height": side, "width": side},
             "model": {"backbone": backbone},

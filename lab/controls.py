@@ -6,14 +6,14 @@ FedAvg with such logits is more than knowing which classes a client has. A metho
 *foreign* offset of the next client: what it loses is what a client's own offset says.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
 from shared.evaluation import Evaluation, evaluate
-from shared.methods.base import Predictor
+from shared.methods.base import Predictor, RoundTask
 
 _NEVER = -1e9  # finite: evaluation takes anything else for a diverged model
 _NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
@@ -46,9 +46,9 @@ def _score(simulation: Simulation, client: SimulatedClient, following: Simulated
     counts = torch.tensor(client.record.class_counts, dtype=torch.float64)
     mask = torch.where(counts > 0, 0.0, _NEVER).float()
     weights = (_log_frequencies(counts) - _log_frequencies(everybody)).float()
-    predictor, foreign = _predictor(simulation, client), None
-    if simulation.client.offset(simulation.task(following), following.private) is not None:
-        foreign = _predictor(simulation, following)
+    task = simulation.task(client)
+    predictor = simulation.client.predictor(task, client.private, simulation.runtime)
+    foreign = _with_offset_of(following, simulation, client, task) if following is not client else None
     total = Scores()
     for images, labels in client.test.batches(EVALUATION_BATCH, seed=0):
         logits = predictor(images).cpu()
@@ -61,8 +61,17 @@ def _score(simulation: Simulation, client: SimulatedClient, following: Simulated
     return total
 
 
-def _predictor(simulation: Simulation, client: SimulatedClient) -> Predictor:
-    return simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
+def _with_offset_of(
+    other: SimulatedClient, simulation: Simulation, client: SimulatedClient, task: RoundTask
+) -> Predictor | None:
+    """The client's predictor with another one's offset in the place of its own; None for a method without offsets."""
+    half = simulation.client
+    if half.offset(task, client.private) is None:
+        return None
+    offset = half.offset(simulation.task(other), other.private)
+    changed = {} if offset is None else {"offset": offset}
+    personal = task.personal | changed if "offset" in task.personal else task.personal
+    return half.predictor(replace(task, personal=personal), client.private | changed, simulation.runtime)
 
 
 def _log_frequencies(counts: Tensor) -> Tensor:

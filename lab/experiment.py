@@ -12,7 +12,7 @@ from lab.datasets.clients import Negatives
 from lab.datasets.registry import DataSettings, known
 from shared.heterogeneity import classes_per_client
 from shared.method_options import Frozen
-from shared.plan import FederationPlan, Name
+from shared.plan import FederationPlan, Name, Preset
 from shared.plan_faults import fault_lines
 from shared.problems import DistransError
 
@@ -48,7 +48,7 @@ class MethodEntry(Frozen):
     """A column: a label and what the plan says for it."""
 
     label: Label
-    preset: Literal["paper", "learned-offset"] = "paper"
+    preset: Preset = Field("paper", description="Of the plan; unlike in a plan, the paper's is the default.")
     method: Overrides = Field(description="The plan's [method] table.")
     plan: Overrides = Field({}, description="Further plan settings for this column.")
     small: Overrides = Field({}, description="What the [method] table says besides under `--scale small`.")
@@ -109,9 +109,10 @@ class Experiment(Frozen):
             for name in ("train_per_class", "test_per_class")
             if getattr(small, name) is not None
         }
+        whole = self.data if small.rounds is None else [e.model_copy(update={"rounds": None}) for e in self.data]
         data = [
             entry.model_copy(update={k: v for k, v in sizes.items() if getattr(entry, k) is None})
-            for entry in small.data or self.data
+            for entry in small.data or whole
         ]
         replaced = {
             name: getattr(small, name)

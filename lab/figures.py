@@ -45,7 +45,7 @@ def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) 
     groups: dict[str, dict[Any, list[float]]] = {}
     for result in results:
         cell = result["cell"]
-        name = f"{cell['data']['name']}, DH {cell['dh']:.0%}"
+        name = f"{data_of(result)}, DH {cell['dh']:.0%}"
         name += f", {cell['label']}" if len(experiment.methods) > 1 else ""
         groups.setdefault(name, {}).setdefault(cell["varied"], []).append(result[experiment.accuracy]["accuracy"])
     for name, points in groups.items():

@@ -92,7 +92,7 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
             " This is the small form: other networks, images or rounds than the paper's, "
             "so that its numbers are for orientation only."
         )
-    described: dict[str, str] = {}
+    described: dict[str, list[str]] = {}
     for result in results:
         cell = result["cell"]
         data, image, model = cell["data"], cell["plan"]["image"], cell["plan"]["model"]
@@ -104,8 +104,10 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
             data["train_per_class"] and f"{data['train_per_class']} training images a class",
             cell["stands_for"] and f"in the place of {cell['stands_for']}",
         ]
-        described.setdefault(data_of(result), ", ".join(fact for fact in facts if fact))
-    return words + "\n\n" + "".join(f"- {name}: {facts}\n" for name, facts in described.items())
+        line = ", ".join(fact for fact in facts if fact)
+        if line not in described.setdefault(data_of(result), []):
+            described[data_of(result)].append(line)
+    return words + "\n\n" + "".join(f"- {name}: {'; or '.join(lines)}\n" for name, lines in described.items())
 
 
 def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
@@ -134,7 +136,7 @@ def _column(place: Place, places: Sequence[Place], experiment: Experiment) -> st
     """What tells this column from the others of its table."""
     _, clients, dh, varied = place
     words = [f"{clients} clients"] if len({other[1] for other in places}) > 1 else []
-    if len({other[2] for other in places}) > 1 or not (words or experiment.vary):
+    if len({other[2] for other in places}) > 1 or not experiment.vary:
         words.append(f"DH {dh:.0%}")
     return ", ".join(words + ([f"{experiment.vary.key} = {varied}"] if experiment.vary else []))
 

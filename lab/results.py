@@ -105,7 +105,8 @@ def _csv(lines: list[dict[str, Any]]) -> str:
     if not lines:
         return ""
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
+    columns = dict.fromkeys(name for line in lines for name in line)  # an older version's results may lack some
+    writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from lab.cells import Cell, Workspace
+from lab.datasets.files import DatasetMissing
 from lab.datasets.registry import locate
 from lab.engines import Engine, ProcessEngine, run_sequentially
 from lab.experiment import Experiment, ExperimentError, Scale
@@ -21,7 +22,7 @@ from shared.problems import DistransError
 
 _SECONDS_BETWEEN_LINES = 30
 _SECONDS_BETWEEN_TABLES = 5
-_FILTERS = ("data", "method", "dh", "seed", "clients", "vary")
+_FILTERS = ("data", "shift", "method", "dh", "seed", "clients", "vary")
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,17 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
     return len(board.failed) + without_data
 
 
-def _missing_sets(cells: Sequence[Cell], root: Path) -> dict[str, DistransError]:
-    """Why sets cannot be opened, by name; looked up once, before anything is computed."""
+def _missing_sets(cells: Sequence[Cell], root: Path) -> dict[str, DatasetMissing]:
+    """What is said of sets that are not there, by name; looked up once, before anything is computed."""
     images = {cell.data.name: ImagePlan.model_validate(cell.plan["image"]) for cell in cells}
     missing = {}
     for name, image in images.items():
         try:
             locate(name, image, root)
-        except DistransError as error:
+        except DatasetMissing as error:
             missing[name] = error
+        except (DistransError, OSError):
+            continue  # what else is wrong with a set is the reason of its cells
     return missing
 
 
@@ -116,7 +119,7 @@ def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def _value(cell: Cell, name: str) -> str:
-    values = {"data": cell.data.name, "method": cell.label, "vary": cell.varied}
+    values = {"data": cell.data.name, "shift": cell.data.shift, "method": cell.label, "vary": cell.varied}
     return _canonical(str(values[name] if name in values else getattr(cell, name)))
 
 

@@ -53,9 +53,13 @@ class DistransOptions(Frozen):
         None, ge=0, le=100, description="Its rate; unset: 1e-3 (sgd), 0.05 (adam), 0.02 (sign-sgd). 0 freezes offsets."
     )
     offset_bound: float | None = Field(
-        None, gt=0, le=100, description="How far a value of the offset may move from its start; unset: any distance."
+        None,
+        gt=0,
+        le=100,
+        description="How far a value of the offset may move from its start or, where offsets are aggregated, from what "
+        "was sent for the round; unset: any distance.",
     )
-    bounded_clients: Literal["single-class", "all"] = Field(
+    bounded_clients: Literal["single-class", "all", "none"] = Field(
         "single-class",
         description="Whose offsets are bounded. One that is free at a client with a single class ends as a key for it.",
     )
@@ -218,11 +222,24 @@ class FedAwSOptions(Frozen):
         None, ge=1, le=100_000, description="Spread each row from this many nearest ones, without margin; unset: all."
     )
     evaluation_rows: bool = Field(
-        True, description="Send all rows to the clients, for prediction only; false: they know their own classes alone."
+        True,
+        description="Send all rows to the clients, for prediction only; false: they know their own classes alone. With "
+        "cross-entropy they train with all of them in any case.",
     )
     temperature: float = Field(
         0.1, gt=0, le=100, description="Of the probabilities and of the cross-entropy; decisions do not depend on it."
     )
+
+    @model_validator(mode="after")
+    def _rows_cannot_be_withheld_and_trained(self) -> Self:
+        if self.client_loss == "cross-entropy" and not self.evaluation_rows:
+            raise FieldsDisagree(
+                "evaluation_rows = false withholds other classes' rows, client_loss = 'cross-entropy' trains with all; "
+                "use 'hinge'",
+                "evaluation_rows",
+                "client_loss",
+            )
+        return self
 
 
 class MixupOptions(Frozen):

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
@@ -263,7 +265,7 @@ class FederationPlan(Frozen):
     def _with_preset(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, Mapping):
             return validate(data)
-        completed = cls._apply_preset(data)
+        completed = dict(data) if isinstance(data, _Complete) else cls._apply_preset(data)
         try:
             return validate(completed)
         except ValidationError as error:
@@ -280,6 +282,22 @@ class FederationPlan(Frozen):
         if isinstance(merged.get("method"), Mapping):
             merged["method"] = {"name": "distrans", **merged["method"]}
         return merged
+
+
+class _Complete(dict[str, Any]):
+    """A plan in which its preset has been applied before."""
+
+
+# A plan that was validated when it was made. Presets may say more by now; what they say is not for this one.
+StoredPlan = Annotated[
+    FederationPlan, BeforeValidator(lambda data: _Complete(data) if isinstance(data, Mapping) else data)
+]
+_STORED: TypeAdapter[FederationPlan] = TypeAdapter(StoredPlan)
+
+
+def read_stored_plan(text: str | bytes) -> FederationPlan:
+    """A plan that was written by `model_dump_json`; what it lacks has the plain defaults, not its preset's."""
+    return _STORED.validate_json(text)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from shared.method_options import Frozen
-from shared.plan import ClassName, FederationPlan, Name
+from shared.plan import ClassName, Name, StoredPlan
 from shared.summation import MAX_WEIGHT
 
 ShortText = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\x20-\x7e]*$")]
@@ -72,7 +72,7 @@ class FederationPlanAnswer(Answer):
     """The plan behind an invite."""
 
     federation: str
-    plan: FederationPlan
+    plan: StoredPlan
 
 
 class JoinAnswer(Answer):
@@ -81,7 +81,7 @@ class JoinAnswer(Answer):
     client_id: str
     token: str
     federation: str
-    plan: FederationPlan
+    plan: StoredPlan
 
 
 class ClassCountsPatch(Frozen):
@@ -200,7 +200,7 @@ class FederationView(Answer):
     dh: float | None
     best_accuracy: float | None
     best_model: int | None
-    plan: FederationPlan | None = None
+    plan: StoredPlan | None = None
 
 
 class HeterogeneityView(Answer):

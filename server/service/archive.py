@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -22,7 +22,7 @@ from server.service.tasks import serving_basis
 from server.store import blobs
 from server.store.tables import Client, Federation, Model, Round
 from shared.methods.base import ServerHalf, ServerState, Tensors
-from shared.plan import FederationPlan, validate_plan
+from shared.plan import read_stored_plan, validate_plan
 from shared.problems import WireError
 from shared.wire import Spec, decode, encode
 
@@ -126,10 +126,10 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
     History stays in the archive, but the number of a round that failed since the last model is not given again.
     """
     files = _read(source)
-    summary = _parsed(Summary, files, "federation.json", source)
+    summary = _parsed(Summary.model_validate_json, files, "federation.json", source)
     if summary.format != FORMAT:
         raise InvalidInput("unknown-format", f"{source} was written in format {summary.format}, not {FORMAT}.")
-    plan = _parsed(FederationPlan, files, "plan.json", source)
+    plan = _parsed(read_stored_plan, files, "plan.json", source)
     if new_name:
         plan = validate_plan(plan.model_dump() | {"name": new_name})
     plan_json, now, number = plan.model_dump_json(), ctx.clock(), summary.model
@@ -186,9 +186,9 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
     return plan.name
 
 
-def _parsed(kind: type[Parsed], files: dict[str, bytes], name: str, source: Path) -> Parsed:
+def _parsed(parse: Callable[[bytes], Parsed], files: dict[str, bytes], name: str, source: Path) -> Parsed:
     try:
-        return kind.model_validate_json(files.get(name, b""))
+        return parse(files.get(name, b""))
     except ValidationError as error:
         place, what = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise InvalidInput(

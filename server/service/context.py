@@ -13,7 +13,7 @@ from server.store.session import Database
 from server.store.tables import AuditEntry, Client, Federation
 from shared.methods import server_half
 from shared.methods.base import ClientRecord, Facts, ServerHalf
-from shared.plan import FederationPlan
+from shared.plan import FederationPlan, read_stored_plan
 from shared.wire import Spec
 
 
@@ -64,7 +64,7 @@ def record(session: Session, ctx: Context, actor: Actor, action: str, federation
 @lru_cache(maxsize=64)
 def plan_of(plan_json: str) -> FederationPlan:
     """A stored plan; plans never change."""
-    return FederationPlan.model_validate_json(plan_json)
+    return read_stored_plan(plan_json)
 
 
 @lru_cache(maxsize=64)

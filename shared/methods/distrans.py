@@ -198,7 +198,7 @@ class DistransClient(ClientHalf):
         return Update(parameters_of(net), uploaded, report), kept | prefixed(buffers_of(net), _BUFFERS)
 
     def _is_bounded(self, data: LocalData) -> bool:
-        if self.options.offset_bound is None:
+        if self.options.offset_bound is None or self.options.bounded_clients == "none":
             return False
         return self.options.bounded_clients == "all" or len(data.labels.unique()) == 1
 

@@ -145,7 +145,9 @@ class FedAwSServer(ServerHalf):
         """The rows of the client's own classes, or all of them, to be trained; all rows, to be predicted with."""
         own = torch.tensor(self._trained(client), dtype=torch.int64)
         tensors = {_CLASSES: own, _ROWS: state.private[_ROWS][own]}
-        return tensors | {_EVALUATION_ROWS: state.private[_ROWS]} if self.options.evaluation_rows else tensors
+        if self.options.client_loss == "hinge" and self.options.evaluation_rows:
+            tensors[_EVALUATION_ROWS] = state.private[_ROWS]
+        return tensors
 
     @override
     def update_spec(self, facts: Facts) -> Spec:

@@ -172,8 +172,16 @@ def test_the_plan_reference_is_current() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text())
-    assert [target for target in targets if not (document.parent / target).exists()] == []
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", document.read_text())
+    assert [target for target, _ in targets if not (document.parent / target).exists()] == []
+    for target, anchor in targets:
+        assert not anchor or anchor in anchors_of(document.parent / target), f"{target}#{anchor}"
+
+
+def anchors_of(document: Path) -> set[str]:
+    """What its headings are linked by."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def options_of(command: Any) -> set[str]:

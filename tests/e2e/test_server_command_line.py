@@ -176,7 +176,9 @@ class TestExamplePlan:
         example = works("federation", "create", "--example")
         uncommented, number = re.subn(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE)
         assert number >= 5
-        assert parse_plan(uncommented).model.dense_dim == 256
+        plan, defaults = parse_plan(uncommented), FederationPlan(name="lung-nodules", classes=("benign", "malignant"))
+        assert plan.model.dense_dim == 256
+        assert plan.method == defaults.method.model_copy(update={"offset_lr": 0.05})
 
     def test_another_preset_is_one_word_away(self, works: Callable[..., str]) -> None:
         example = works("federation", "create", "--example").replace('"learned-offset"', '"paper"', 1)

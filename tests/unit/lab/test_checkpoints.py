@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiny import NORMED
 from torch import Tensor
 
 from lab.checkpoints import Checkpoint, CheckpointBroken
@@ -160,12 +161,27 @@ class TestControls:
         simulation = Simulation(plan_of(method_options={"offset_lr": 1.0}, rounds={"count": 1}), sites())
         simulation.run_round(evaluate=False)
         scores = score(simulation)
-        own = [client.private for client in simulation.clients]
-        for client, private in zip(simulation.clients, [*own[1:], own[0]], strict=True):
-            client.private = private
+        own = [client.private["offset"] for client in simulation.clients]
+        for client, offset in zip(simulation.clients, [*own[1:], own[0]], strict=True):
+            client.private["offset"] = offset
         assert {name: value.foreign for name, value in scores.items()} == simulation.evaluate()
         assert any(value.foreign != value.plain for value in scores.values())
 
-    def test_there_is_no_foreign_offset_without_offsets(self) -> None:
-        scores = score(Simulation(plan_of("fedavg"), sites()))
+    def test_a_foreign_offset_comes_without_what_else_its_client_keeps(self) -> None:
+        """All offsets are equal, so that a foreign one changes nothing; BatchNorm's private statistics are not."""
+        options = {"offset_lr": 0.0, "shared_offset": True, "batchnorm_statistics": "private"}
+        tried = plan_of(method_options=options, rounds={"count": 1}, model={"backbone": NORMED})
+        simulation = Simulation(tried, sites())
+        simulation.run_round(evaluate=False)
+        assert all(value.foreign == value.plain for value in score(simulation).values())
+
+    def test_an_offset_that_was_sent_is_replaced_too(self) -> None:
+        tried = plan_of(method_options={"offset_aggregation": "network"}, rounds={"count": 1})
+        simulation = Simulation(tried, sites())
+        simulation.run_round(evaluate=False)
+        assert any(value.foreign != value.plain for value in score(simulation).values())
+
+    @pytest.mark.parametrize(("method", "clients"), [("fedavg", 5), ("distrans", 1)])
+    def test_there_is_no_foreign_offset_without_offsets_or_without_others(self, method: str, clients: int) -> None:
+        scores = score(Simulation(plan_of(method), sites(10, clients)))
         assert all(value.foreign.samples == 0 for value in scores.values())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.datasets import KNOWN
-from lab.experiment import Experiment, ExperimentError, Scale, load_experiment, merge
+from lab.experiment import Experiment, ExperimentError, Scale, Small, load_experiment, merge
 from lab.paper import experiment_files, find_experiment, paper_results, published
 from lab.runs import select
 from shared.problems import DistransError
@@ -267,5 +267,7 @@ def test_a_set_may_have_rounds_of_its_own_and_a_method_a_small_form() -> None:
         seeds=[0],
     )
     assert [cell.rounds for cell in tried.cells("full")] == [7, 3]
+    smaller = tried.model_copy(update={"small": Small(rounds=2)})
+    assert [cell.rounds for cell in smaller.cells("small")] == [2, 2]
     for scale, mu in (("full", 5.0), ("small", 0.1)):
         assert {cell.plan["method"]["mu"] for cell in tried.cells(scale)} == {mu}

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -284,6 +285,17 @@ class TestAReport:
         with monkeypatch.context() as without:
             without.setitem(sys.modules, "umap", None)  # as if it were not installed
             assert "distrans[figures]" in write_report(tmp_path / "out", tmp_path).read_text()
+
+
+def test_tables_of_results_of_different_versions(finished: tuple[Path, int, str], tmp_path: Path) -> None:
+    shutil.copytree(finished[0] / "cells", tmp_path / "cells")
+    oldest = min((tmp_path / "cells").iterdir())
+    result = json.loads(oldest.read_text())
+    for row in (result["last"], *result["curve"]):
+        del row["foreign_offset_accuracy"]
+    oldest.write_text(json.dumps(result))
+    Results(tmp_path).write_tables()
+    assert all("foreign_offset_accuracy" in (tmp_path / f"{name}.csv").read_text() for name in ("results", "curves"))
 
 
 def test_spread_and_first_round() -> None:

@@ -20,6 +20,8 @@ from shared.method_options import (
     PFedHNPCOptions,
     PFedMeOptions,
 )
+from shared.methods import server_half
+from shared.methods.base import ClientRecord
 from shared.plan import (
     BUILT_IN_BACKBONES,
     MAX_IMAGE_VALUES,
@@ -29,9 +31,11 @@ from shared.plan import (
     ModelPlan,
     Preset,
     parse_plan,
+    read_stored_plan,
     validate_plan,
 )
 from shared.problems import PlanError
+from shared.schemas import FederationPlanAnswer
 
 MINIMAL = """
 name = "birds"
@@ -119,6 +123,10 @@ class TestPresets:
         plan = parse_plan('preset = "learned-offset"\n' + MINIMAL)
         assert isinstance(plan.method, DistransOptions)
         assert (plan.method.offset_optimizer, plan.method.effective_offset_lr) == ("adam", 0.05)
+        assert (plan.method.offset_init, plan.method.alpha) == ("zeros", 0.3)
+        assert (plan.method.offset_bound, plan.method.bounded_clients) == (0.3, "single-class")
+        same = [ClientRecord(name, (5, 5)) for name in "ab"]  # DH 0 %
+        assert server_half(plan).facts(same) == {"offset_aggregation": "none"}
         assert plan.model.activation == "relu"
 
     def test_learned_offset_with_other_settings(self) -> None:
@@ -146,6 +154,17 @@ class TestPresets:
         plan = parse_plan('preset = "moon-official"\n' + MINIMAL + "[method]\nmu = 1\n[training]\nepochs = 2")
         assert isinstance(plan.method, MoonOptions)
         assert (plan.method.mu, plan.training.epochs, plan.training.lr) == (1, 2, 0.01)
+
+    def test_a_stored_plan_takes_nothing_from_its_preset(self) -> None:
+        """A preset may say more by now than it did when the plan was made."""
+        stored = json.loads(parse_plan(MINIMAL).model_dump_json())
+        del stored["method"]["offset_bound"]
+        plan = read_stored_plan(json.dumps(stored))
+        assert isinstance(plan.method, DistransOptions)
+        assert (plan.preset, plan.method.offset_bound, plan.method.offset_init) == ("learned-offset", None, "zeros")
+        assert read_stored_plan(parse_plan(PAPER).model_dump_json()) == parse_plan(PAPER)
+        told = FederationPlanAnswer.model_validate_json(json.dumps({"federation": "birds", "plan": stored}))
+        assert told.plan == plan
 
     def test_unknown_preset(self) -> None:
         assert "paper" in fault_lines('preset = "papier"\n' + MINIMAL)["preset"]
@@ -361,6 +380,10 @@ class TestFaults:
     def test_one_input_channel_and_what_two_have_in_common(self, setting: dict[str, Any]) -> None:
         faults = fault_lines(plan_data(method={"input_channels": "single", **setting}))
         assert "leave them out with input_channels = 'single'" in faults["method"]
+
+    def test_rows_that_are_withheld_and_trained(self) -> None:
+        method = {"name": "fedaws", "client_loss": "cross-entropy", "evaluation_rows": False}
+        assert "use 'hinge'" in fault_lines(plan_data(method=method))["method"]
 
     @pytest.mark.parametrize("aggregation", ["auto", "mean"])
     def test_one_offset_for_all(self, aggregation: str) -> None:

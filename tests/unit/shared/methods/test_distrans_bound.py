@@ -22,7 +22,7 @@ def motions(**method: Any) -> tuple[float, float]:
     """How far a value of the offset of a one-class and of a many-class client has moved after three rounds at most."""
     defaults = {"name": "distrans", "offset_aggregation": "none", "offset_optimizer": "adam", "offset_lr": 0.015}
     clients = [one_class("alone"), site("mixed", digits())]
-    simulation = Simulation(plan_for(defaults | method), clients)
+    simulation = Simulation(plan_for(defaults | method, preset="paper"), clients)
     for _ in range(3):
         simulation.run_round(evaluate=False)
     alone, mixed = (float((c.private["offset"] - c.private["initial_offset"]).abs().max()) for c in clients)
@@ -40,8 +40,9 @@ def test_all_clients_can_be_bounded() -> None:
     assert motions(offset_bound=BOUND, bounded_clients="all") == pytest.approx((BOUND, BOUND), abs=1e-6)
 
 
-def test_without_a_bound_none_is_held_back() -> None:
-    assert min(motions()) > 2 * BOUND
+@pytest.mark.parametrize("method", [{}, {"offset_bound": BOUND, "bounded_clients": "none"}])
+def test_without_a_bound_none_is_held_back(method: dict[str, Any]) -> None:
+    assert min(motions(**method)) > 2 * BOUND
 
 
 def test_an_offset_that_the_coordinator_aggregates_is_bounded_around_what_was_sent() -> None:

@@ -30,23 +30,19 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._saved: dict[str, tuple[Tensors, str]] = {}  # client id → the very tensors on the disk, their file
 
     def save(self, simulation: Simulation, notes: dict[str, Any] | None = None) -> None:
-        """Write what has changed. Saved private tensors are then mapped from their files, which takes no memory."""
+        """Write what has changed. Private tensors are then read from their files when they are wanted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         state = simulation.state
         server = f"server-{simulation.round}.safetensors"
         self._write(server, _prefixed(SHARED, state.shared) | _prefixed(_PRIVATE, state.private))
         for client in simulation.clients:
-            name = client.record.id
-            if not client.private or (name in self._saved and self._saved[name][0] is client.private):
-                continue
-            file = f"{name}-{simulation.round}.safetensors"
-            self._write(file, client.private)
-            client.private = safetensors.torch.load_file(self.folder / file)
-            self._saved[name] = client.private, file
-        clients = {name: file for name, (_, file) in self._saved.items()}
+            if client.file is None and client.private:
+                file = f"{client.record.id}-{simulation.round}.safetensors"
+                self._write(file, client.private)
+                client.leave_in(self.folder / file)
+        clients = {client.record.id: client.file.name for client in simulation.clients if client.file}
         content = {"round": simulation.round, "server": server, "clients": clients, "notes": notes or {}}
         replace_text(self.folder / "checkpoint.json", json.dumps(content))
         for old in set(self.folder.glob("*.safetensors")) - {
@@ -59,21 +55,23 @@ class Checkpoint:
         try:
             content = json.loads((self.folder / "checkpoint.json").read_text())
             server = safetensors.torch.load_file(self.folder / content["server"])
-            private = {
-                name: safetensors.torch.load_file(self.folder / file) for name, file in content["clients"].items()
-            }
+            files = {name: self.folder / file for name, file in content["clients"].items()}
+            for file in files.values():
+                safetensors.torch.load_file(file)  # whole and right; its tensors are read again when they are wanted
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointBroken(f"{self.folder} holds no usable checkpoint: {error}.") from error
         shared = _without(SHARED, server)
-        if shared.keys() != simulation.state.shared.keys() or not private.keys() <= {r.id for r in simulation.roster}:
+        if shared.keys() != simulation.state.shared.keys() or not files.keys() <= {r.id for r in simulation.roster}:
             raise CheckpointBroken(f"The checkpoint in {self.folder} is of another simulation.")
         simulation.state = ServerState(shared, _without(_PRIVATE, server))
         simulation.round = int(content["round"])
         for client in simulation.clients:
-            client.private = private.get(client.record.id, {})
-        self._saved = {name: (tensors, content["clients"][name]) for name, tensors in private.items()}
+            if client.record.id in files:
+                client.leave_in(files[client.record.id])
+            else:
+                client.private = {}
         return dict(content["notes"])
 
     def _write(self, name: str, tensors: Tensors) -> None:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors.torch
 
 from server.core.sampling import choose_participants
 from shared.evaluation import Evaluation, evaluate
@@ -22,7 +25,25 @@ class SimulatedClient:
     record: ClientRecord
     train: LocalData
     test: LocalData
-    private: Tensors = field(default_factory=dict)
+    _kept: Tensors | Path = field(default_factory=dict, repr=False)
+
+    @property
+    def private(self) -> Tensors:
+        """What it has kept from round to round; read anew each time where it lies in a file."""
+        return safetensors.torch.load_file(self._kept) if isinstance(self._kept, Path) else self._kept
+
+    @private.setter
+    def private(self, tensors: Tensors) -> None:
+        self._kept = tensors
+
+    @property
+    def file(self) -> Path | None:
+        """The file with its private tensors, unless they are in memory."""
+        return self._kept if isinstance(self._kept, Path) else None
+
+    def leave_in(self, file: Path) -> None:
+        """Forget the private tensors, which this file has; it must stay until others take their place."""
+        self._kept = file
 
     @property
     def own_classes(self) -> set[int]:

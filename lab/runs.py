@@ -59,20 +59,8 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
             highlight=False,
             soft_wrap=True,
         )
-        missing = _missing_sets(left, options.data_root)
-        for name, error in missing.items():
-            cells_of = [cell for cell in left if cell.data.name == name]
-            for cell in cells_of:
-                results.store_failure(cell, str(error), "")
-            console.print(
-                f"failed: {len(cells_of)} federations on {name}: {error}",
-                style="red",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-        without_data = sum(cell.data.name in missing for cell in left)
-        left = [cell for cell in left if cell.data.name not in missing]
+        wanted = len(left)
+        left = _with_data(left, options.data_root, results, console)
         board = Board(console, results, left)
         workspace = Workspace(options.data_root, results.checkpoints, options.device)
         try:
@@ -84,22 +72,30 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
         finally:
             results.write_tables()
     for cell, reason in board.failed:
-        console.print(f"failed: {cell.title}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return len(board.failed) + without_data
+        _say_failure(console, f"{cell.title}: {reason}")
+    return len(board.failed) + wanted - len(left)
 
 
-def _missing_sets(cells: Sequence[Cell], root: Path) -> dict[str, DatasetMissing]:
-    """What is said of sets that are not there, by name; looked up once, before anything is computed."""
-    images = {cell.data.name: ImagePlan.model_validate(cell.plan["image"]) for cell in cells}
-    missing = {}
-    for name, image in images.items():
+def _with_data(cells: Sequence[Cell], root: Path, results: Results, console: Console) -> list[Cell]:
+    """The cells whose set is there; of one that is not, it is said once where to get it."""
+    kept: list[Cell] = []
+    for name in dict.fromkeys(cell.data.name for cell in cells):
+        of_set = [cell for cell in cells if cell.data.name == name]
         try:
-            locate(name, image, root)
+            locate(name, ImagePlan.model_validate(of_set[0].plan["image"]), root)
         except DatasetMissing as error:
-            missing[name] = error
+            for cell in of_set:
+                results.store_failure(cell, str(error), "")
+            _say_failure(console, f"{len(of_set)} federations on {name}: {error}")
+            continue
         except (DistransError, OSError):
-            continue  # what else is wrong with a set is the reason of its cells
-    return missing
+            pass  # what else is wrong with a set is the reason of its cells
+        kept += of_set
+    return kept
+
+
+def _say_failure(console: Console, words: str) -> None:
+    console.print(f"failed: {words}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

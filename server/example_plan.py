@@ -25,15 +25,20 @@ weights = "random"                     # or "imagenet" (torchvision's), or "file
 [method]
 name = "distrans"                      # docs/methods.md has the others: fedavg, pfedme, moon … with keys of their own
 alpha = 0.3                            # blend factor of the offset
+input_channels = "double"              # "single" is an ablation
 update_rule = "alternating"            # Algorithm 1; "joint" is the authors' code, and faster
 # offset_optimizer = "adam"            # or "sgd", "sign-sgd"
 # offset_lr = 0.05                     # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
-# offset_bound = 0.3                   # how far it may move from its start at sites with a single class
+# offset_bound = 0.3                   # how far it may move from its start …
+bounded_clients = "single-class"       # … at sites with one class; or at "all", or at "none"
 offset_gradient = "mean"               # or "sum" over the images of a batch
 # offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # a control: one offset for all
 offset_aggregation = "auto"            # "network" below the threshold of DH, else "none"; or "none", "mean", "network"
 # dh_threshold = 0.0                   # above 0, the network takes the place of what the offsets have learned
+batchnorm = "two-passes"               # or "joint", or "separate" layers for each channel
+batchnorm_statistics = "averaged"      # or "private": kept at each site
+shared_dropout = false                 # true: the same features are left out in both channels
 
 [method.generator]                     # the offset aggregation network
 inputs = "embedding"                   # or "embedding+offset", as the paper's text has it

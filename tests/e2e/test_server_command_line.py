@@ -40,7 +40,8 @@ from server.service.context import Context
 from server.settings import find_admin_token
 from server.store import schema
 from server.store.session import Database
-from shared.plan import FederationPlan, parse_plan
+from shared.method_options import DistransOptions, GeneratorOptions
+from shared.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan, parse_plan
 from shared.schemas import ClientView, FederationView, JoinRequest
 
 PLAN = """
@@ -171,6 +172,12 @@ class TestExamplePlan:
     def test_it_shows_the_defaults(self, works: Callable[..., str]) -> None:
         plan = parse_plan(works("federation", "create", "--example"))
         assert plan == FederationPlan(name="lung-nodules", classes=("benign", "malignant"))
+
+    def test_it_shows_every_setting(self, works: Callable[..., str]) -> None:
+        example = works("federation", "create", "--example")
+        tables = (ImagePlan, ModelPlan, DistransOptions, GeneratorOptions, TrainingPlan, RoundsPlan)
+        keys = {name for table in tables for name in table.model_fields} - {"generator"}  # which is a table
+        assert keys <= set(re.findall(r"^(?:# )?(\w+) = ", example, re.MULTILINE))
 
     def test_its_commented_lines_are_right_too(self, works: Callable[..., str]) -> None:
         example = works("federation", "create", "--example")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.tiny import Tensors, assert_equal, differ
 from torch import Tensor, nn
 
 from lab.datasets import load_digits
@@ -27,7 +28,6 @@ from shared.runtime import Runtime
 from shared.tensor_data import TensorData
 from shared.wire import Spec
 
-Tensors = dict[str, Tensor]
 SHAPE = (1, 16, 16)
 RULES = ["alternating", "joint"]
 
@@ -84,16 +84,6 @@ def train(
 ) -> tuple[Update, Tensors]:
     place = Workplace(digits() if data is None else data, runtime or Runtime())
     return client_half(plan).train(task or task_for(plan), private or {}, place)
-
-
-def assert_equal(found: Tensors, expected: Tensors) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-def differ(one: Tensors, other: Tensors) -> bool:
-    return any(not torch.equal(one[name], other[name]) for name in one)
 
 
 class Scalar(nn.Module):

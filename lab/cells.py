@@ -145,6 +145,7 @@ def _row(outcome: RoundOutcome, scores: dict[str, Scores]) -> Row:
         "masked_accuracy": pooled.masked.accuracy,
         "reweighted_accuracy": pooled.reweighted.accuracy,
         "foreign_offset_accuracy": pooled.foreign.accuracy,
+        "alternative_accuracy": pooled.alternative.accuracy,
         "client_mean": statistics.fmean(each) if each else None,
         "client_std": statistics.pstdev(each) if each else None,
         "client_min": min(each) if each else None,

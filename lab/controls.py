@@ -3,7 +3,8 @@
 The model of any method is asked once; its logits are then also *masked* to the classes that the client trains on, and
 *re-weighted* by the client's own class frequencies over everybody's (each count plus one). What a method gains over
 FedAvg with such logits is more than knowing which classes a client has. A method with offsets is asked again with the
-*foreign* offset of the next client: what it loses is what a client's own offset says.
+*foreign* offset of the next client: what it loses is what a client's own offset says. pFedMe's *alternative* is its
+other model.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,6 +28,7 @@ class Scores:
     masked: Evaluation = _NOTHING
     reweighted: Evaluation = _NOTHING
     foreign: Evaluation = _NOTHING  # stays empty for methods without offsets
+    alternative: Evaluation = _NOTHING  # stays empty for methods with one model
 
     def __add__(self, other: "Scores") -> "Scores":
         return Scores(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
@@ -49,6 +51,7 @@ def _score(simulation: Simulation, client: SimulatedClient, following: Simulated
     task = simulation.task(client)
     predictor = simulation.client.predictor(task, client.private, simulation.runtime)
     foreign = _with_offset_of(following, simulation, client, task) if following is not client else None
+    alternative = simulation.client.alternative(task, client.private, simulation.runtime)
     total = Scores()
     for images, labels in client.test.batches(EVALUATION_BATCH, seed=0):
         logits = predictor(images).cpu()
@@ -57,6 +60,7 @@ def _score(simulation: Simulation, client: SimulatedClient, following: Simulated
             masked=_count(logits + mask, labels, client),
             reweighted=_count(logits + weights, labels, client),
             foreign=_count(foreign(images).cpu(), labels, client) if foreign else _NOTHING,
+            alternative=_count(alternative(images).cpu(), labels, client) if alternative else _NOTHING,
         )
     return total
 

@@ -63,26 +63,37 @@ def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, d
         warnings.simplefilter("ignore")  # of its own dependencies
         from umap import UMAP
     seed = min(result["cell"]["seed"] for result in results)
-    chosen = [result for result in results if result["cell"]["seed"] == seed]
+    order = [method.label for method in experiment.methods]
+    chosen = sorted(
+        (result for result in results if result["cell"]["seed"] == seed), key=lambda r: order.index(r["cell"]["label"])
+    )
     figure, axes = _panels(len(chosen))
     for axis, result in zip(axes, chosen, strict=True):
         cell = Cell.model_validate(result["cell"])
-        features, labels = trained_features(cell, Workspace(data_root, folder / "checkpoints"))
+        features, labels, classes = trained_features(cell, Workspace(data_root, folder / "checkpoints"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fixed random state turns its threads off, which it warns of
             places = UMAP(random_state=seed, n_jobs=1).fit_transform(features)
-        axis.scatter(places[:, 0], places[:, 1], c=labels, cmap="tab10", s=3)
-        axis.set(title=f"{cell.label}: {cell.data.name}", xticks=[], yticks=[])
+        colours = mpl.colormaps["tab10" if len(classes) <= 10 else "turbo"].resampled(len(classes))
+        for number, name in enumerate(classes):
+            of_class = places[labels == number]
+            axis.scatter(of_class[:, 0], of_class[:, 1], color=colours(number), s=3, label=name)
+        axis.set(title=f"{cell.label}: {cell.data.title}, DH {cell.dh:.0%}", xticks=[], yticks=[])
+    if len(classes) <= 20:  # more names than that are no help
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", markerscale=4, fontsize="small")
     _save(figure, folder / experiment.name)
 
 
-def trained_features(cell: Cell, workspace: Workspace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What the trained model feeds its last linear layer for each client's own test images, and their labels."""
+def trained_features(
+    cell: Cell, workspace: Workspace
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[str, ...]]:
+    """What the trained model feeds its last linear layer for each client's own test images, labels, classes' names."""
     simulation = build_simulation(cell, workspace)
     if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
         raise DistransError(f"The trained model of {cell.title} is not there any more.", next_step="Run it again.")
     pairs = [_client_features(simulation, client) for client in simulation.clients]
-    return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+    features, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+    return features, labels, simulation.plan.classes
 
 
 def _client_features(
@@ -139,7 +150,7 @@ def _line(axis: Axes, x: Sequence[Any], series: Sequence[Sequence[float]], label
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()

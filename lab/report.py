@@ -21,6 +21,7 @@ _DETAILS = {
     "masked_accuracy": "masked",
     "reweighted_accuracy": "re-weighted",
     "foreign_offset_accuracy": "foreign offset",
+    "alternative_accuracy": "alternative",
     "client_std": "spread over clients",
     "offset_motion": "offset motion",
 }
@@ -187,9 +188,12 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
     words = (
         "Last round unless it says best. *masked* and *re-weighted*: the same model with its logits masked to, or "
         "re-weighted by, the client's own training classes. *foreign offset*: with that of the next client. "
+        "*alternative*: pFedMe by w_i where it predicts with θ_i, or the other way round. "
         "Bytes: tensors that one participant moves in a round.\n\n"
     )
-    return "## Details\n\n" + words + markdown(header, rows)
+    filled = [number for number in range(len(header)) if any(row[number] != "–" for row in rows)]
+    table = [[line[number] for number in filled] for line in [header, *rows]]
+    return "## Details\n\n" + words + markdown(table[0], table[1:])
 
 
 def spread(values: Sequence[float], form: str = ".3f") -> str:

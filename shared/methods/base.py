@@ -192,6 +192,11 @@ class ClientHalf(ABC):
         Without `use_offset` a method that has one leaves it out, for comparison.
         """
 
+    def alternative(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor | None:
+        """Another model of the client's that its authors have reported, to be measured beside the predictor's."""
+        del task, private, runtime
+        return None
+
     def offset(self, task: RoundTask, private: Tensors) -> Tensor | None:
         """The offset that the predictor applies; None for methods without one."""
         del task, private

@@ -186,13 +186,16 @@ class DistransClient(ClientHalf):
         first = private.get("initial_offset", start)
         offset = start.to(runtime.device).clone().requires_grad_()
         stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
-        if self._is_bounded(workplace.data):
-            stepper.bound_around(first if task.facts[_AGGREGATION] == "none" else start)
+        aggregated = task.facts[_AGGREGATION] != "none"
+        centre = start if aggregated else private.get("bound_centre", first)
+        bounded = self._is_bounded(workplace.data)
+        if bounded:
+            stepper.bound_around(centre)
         report = run_local_epochs(self.plan, task, net, workplace, stepper.step)
         trained = offset.detach().cpu()
         report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
-        uploaded = {} if task.facts[_AGGREGATION] == "none" else {"offset": trained}
-        kept = {"offset": trained, "initial_offset": first}
+        uploaded = {"offset": trained} if aggregated else {}
+        kept = {"offset": trained, "initial_offset": first} | ({"bound_centre": centre} if bounded else {})
         if self.options.batchnorm_statistics == "averaged":
             return Update(detached_state(net), uploaded, report), kept
         return Update(parameters_of(net), uploaded, report), kept | prefixed(buffers_of(net), _BUFFERS)

@@ -1,8 +1,8 @@
 """pFedMe: every client has a personal model θ_i, held near a local copy w_i of the global model w, which follows θ_i.
 
 On each batch θ ← θ − η_p (∇ℓ(θ) + λ (θ − w_i) + μ θ), K times; then w_i ← w_i − η λ (w_i − θ). The clients upload w_i;
-the coordinator mixes w ← (1 − β) w + β × mean. θ_i stays at the agent, and with it the buffers of BatchNorm, which are
-never averaged: what the coordinator sends of them is their start.
+the coordinator mixes w ← (1 − β) w + β × mean. θ_i stays at the agent, and with it w_i, for comparison, and the
+buffers of BatchNorm, which are never averaged: what the coordinator sends of them is their start.
 """
 
 from collections.abc import Iterable, Sequence
@@ -87,7 +87,7 @@ class PersonalSGD(torch.optim.Optimizer):
 
 
 class PFedMeClient(ClientHalf):
-    """Trains θ_i and w_i from w; predicts with the θ_i that it keeps."""
+    """Trains θ_i and w_i from w and keeps both; predicts with the one that the plan names."""
 
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
@@ -116,12 +116,19 @@ class PFedMeClient(ClientHalf):
 
         report = run_local_epochs(self.plan, task, net, workplace, step, steps=options.local_rounds)
         local_copy = {name: anchor.cpu().contiguous() for name, anchor in zip(names, anchors, strict=True)}
-        kept = prefixed(detached_state(net), _PERSONAL_MODEL)
-        if options.predict == "local-copy":
-            kept |= prefixed({name: value.clone() for name, value in local_copy.items()}, _LOCAL_COPY)
+        copy = {name: value.clone() for name, value in local_copy.items()}
+        kept = prefixed(detached_state(net), _PERSONAL_MODEL) | prefixed(copy, _LOCAL_COPY)
         return Update(local_copy, {}, report), kept
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
-        own = cut(private, _PERSONAL_MODEL) | cut(private, _LOCAL_COPY)  # w_i is there only when it is the one to use
+        return self._predictor(task, private, runtime, local_copy=self.options.predict == "local-copy")
+
+    @override
+    def alternative(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor:
+        """That of w_i where the plan predicts with θ_i, and the other way round."""
+        return self._predictor(task, private, runtime, local_copy=self.options.predict != "local-copy")
+
+    def _predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, local_copy: bool) -> Predictor:
+        own = cut(private, _PERSONAL_MODEL) | (cut(private, _LOCAL_COPY) if local_copy else {})
         return ModulePredictor(load_shared(build_single(self.plan), task.shared | own), runtime)

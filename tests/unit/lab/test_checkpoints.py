@@ -181,6 +181,17 @@ class TestControls:
         simulation.run_round(evaluate=False)
         assert any(value.foreign != value.plain for value in score(simulation).values())
 
+    def test_pfedme_is_measured_by_both_of_its_models(self) -> None:
+        scores, others = [], []
+        for choice in ("personal", "local-copy"):
+            simulation = Simulation(plan_of("pfedme", method_options={"predict": choice}), sites())
+            simulation.run_round(evaluate=False)
+            found = score(simulation).values()
+            scores.append([value.plain for value in found])
+            others.append([value.alternative for value in found])
+        assert scores == others[::-1]
+        assert scores[0] != scores[1]
+
     @pytest.mark.parametrize(("method", "clients"), [("fedavg", 5), ("distrans", 1)])
     def test_there_is_no_foreign_offset_without_offsets_or_without_others(self, method: str, clients: int) -> None:
         scores = score(Simulation(plan_of(method), sites(10, clients)))

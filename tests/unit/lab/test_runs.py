@@ -278,7 +278,8 @@ class TestAReport:
         run(file, tmp_path / "out", only=("seed=0",))
         for result in Results(tmp_path / "out").load():
             cell = Cell.model_validate(result["cell"])
-            features, labels = trained_features(cell, Workspace(tmp_path, tmp_path / "out" / "checkpoints"))
+            features, labels, classes = trained_features(cell, Workspace(tmp_path, tmp_path / "out" / "checkpoints"))
+            assert classes == tuple("0123456789")
             assert features.shape == (60, 200 if cell.label == "DisTrans" else 100)
             assert sorted(labels.tolist()) == sorted(list(range(10)) * 6)
             assert features.std() > 0

@@ -54,3 +54,20 @@ def test_an_offset_that_the_coordinator_aggregates_is_bounded_around_what_was_se
     simulation.run_round(evaluate=False)
     moved = (clients[0].private["offset"] - sent).abs()
     torch.testing.assert_close(moved.max(), torch.tensor(BOUND), atol=1e-6, rtol=0)
+
+
+def test_when_aggregation_ends_the_bound_stays_around_what_was_sent_last() -> None:
+    """A site that joins can bring DH over the threshold. Around the very first offset, the bound would pull it back."""
+    clients = [one_class("alone"), one_class("other")]
+    method = {"name": "distrans", "offset_aggregation": "mean", "offset_optimizer": "adam", "offset_lr": 0.015}
+    options = method | {"offset_bound": BOUND}
+    aggregated = Simulation(plan_for(options), clients)
+    for _ in range(3):
+        aggregated.run_round(evaluate=False)
+    before = clients[0].private
+    centre = before["bound_centre"]
+    assert float((centre - before["initial_offset"]).abs().max()) > BOUND
+    alone = Simulation(plan_for(options | {"offset_aggregation": "none"}), clients)
+    alone.run_round(evaluate=False)
+    after = clients[0].private["offset"]
+    torch.testing.assert_close((after - centre).abs().max(), torch.tensor(BOUND), atol=1e-6, rtol=0)

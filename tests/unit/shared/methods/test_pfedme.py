@@ -9,6 +9,7 @@ from shared.method_options import PFedMeOptions
 from shared.methods import client_half, server_half
 from shared.methods.base import ServerState, Workplace
 from shared.methods.pfedme import PersonalSGD
+from shared.methods.serving import cut
 from shared.model import build_single
 from shared.runtime import Runtime
 
@@ -85,7 +86,7 @@ def test_a_client_predicts_with_its_own_model_and_before_it_has_one_with_the_glo
     assert torch.equal(logits(), build_single(plan).eval()(data.images))
     simulation.run_round(evaluate=False)
     own = build_single(plan).eval()
-    own.load_state_dict({name.removeprefix("personal."): value for name, value in client.private.items()})
+    own.load_state_dict(cut(client.private, "personal."))
     assert torch.equal(logits(), own(data.images))
     fresh = half.predictor(simulation.task(client), {}, Runtime())(data.images)  # an agent that lost its folder
     assert not torch.equal(logits(), fresh)
@@ -100,6 +101,20 @@ def test_the_published_code_s_prediction_is_the_local_copy() -> None:
     net.load_state_dict(update.shared)
     found = client_half(plan).predictor(task, private, Runtime())(digits(8).images)
     assert torch.equal(found, net(digits(8).images))
+
+
+def test_the_model_that_does_not_predict_is_there_for_comparison() -> None:
+    client, images = site("a", digits()), digits(8).images
+    personal, local_copy = (
+        client_half(plan_for({"name": "pfedme", "predict": choice})) for choice in ("personal", "local-copy")
+    )
+    task = first_task(personal.plan, client)
+    _, private = personal.train(task, {}, Workplace(client.train))
+    for half, other in ((personal, local_copy), (local_copy, personal)):
+        alternative = half.alternative(task, private, Runtime())
+        assert alternative is not None
+        assert torch.equal(alternative(images), other.predictor(task, private, Runtime())(images))
+        assert not torch.equal(alternative(images), half.predictor(task, private, Runtime())(images))
 
 
 def test_batchnorm_statistics_stay_at_the_client_and_go_on_from_where_they_were() -> None:

@@ -1,16 +1,18 @@
 """The coordinator's use cases without HTTP: an operator, sites, and a clock that moves when a test says so."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import safetensors.torch
 from sqlalchemy import exists, func, select
 from support.plans import small_plan, update_body
 from torch import Tensor
 
 from server.core.aggregation import strip
+from server.core.errors import CoordinatorError
 from server.service import enrolment, federations, housekeeping, tasks, uploads
 from server.service.aggregation import Aggregator
 from server.service.context import Actor, Context, facts_of
@@ -19,6 +21,7 @@ from server.service.progress import round_under_way
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Base, Blob, Federation, Model, Personal, Round, Transfer, Update
+from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import SHARED
 from shared.plan import FederationPlan
@@ -29,6 +32,11 @@ from shared.wire import digest, encode
 OPERATOR = Actor("operator", "192.0.2.1")
 FEDAVG = {"name": "fedavg"}
 MEAN_OFFSETS = {"name": "distrans", "offset_aggregation": "mean"}  # keeps private server state, and is quick
+TINY_NETWORK = {
+    "name": "distrans",
+    "offset_aggregation": "network",
+    "generator": {"width": 8, "hidden": 8, "inputs": "embedding+offset"},
+}
 
 
 class Clock:
@@ -205,3 +213,16 @@ def unreferenced_blobs(db: Database) -> set[str]:
 def update_limit(plan: FederationPlan) -> int:
     """No update of the plan may be larger."""
     return server_half(plan).update_spec({}).max_total_bytes
+
+
+def refused(kind: type[CoordinatorError], code: str, step: Callable[[], object]) -> CoordinatorError:
+    """The error of the step, which must be of this kind and code."""
+    with pytest.raises(kind) as caught:
+        step()
+    assert caught.value.code == code
+    return caught.value
+
+
+def measured(correct: int, samples: int = 10) -> Evaluation:
+    """An evaluation with so many right answers."""
+    return Evaluation(samples=samples, correct=correct, loss_sum=1.0)

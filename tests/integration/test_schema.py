@@ -1,0 +1,103 @@
+"""The schema against its migrations, on real databases."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import select, text
+
+from server.store import schema
+from server.store.session import Database, DatabaseError
+from server.store.tables import Federation
+
+
+@pytest.fixture
+def empty_db(empty_db_url: str) -> Iterator[Database]:
+    database = Database(empty_db_url)
+    yield database
+    database.close()
+
+
+def revision_of(db: Database, revision: str) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+
+
+class TestSchema:
+    def test_of_an_empty_database_is_refused_with_the_command(self, empty_db: Database) -> None:
+        with pytest.raises(DatabaseError) as caught:
+            schema.require_current(empty_db)
+        assert str(caught.value) == "The database is empty. Run: distrans-server db upgrade"
+        before, after = schema.upgrade(empty_db)
+        assert (before, after) == (None, schema.current_version(empty_db))
+        schema.require_current(empty_db)
+        assert schema.upgrade(empty_db) == (after, after), "twice is once"
+
+    def test_of_a_newer_release_is_refused(self, empty_db: Database) -> None:
+        schema.upgrade(empty_db)
+        revision_of(empty_db, "9999")
+        for step in (schema.require_current, schema.upgrade):
+            with pytest.raises(DatabaseError, match="schema 9999, newer than this program knows") as caught:
+                step(empty_db)
+            assert caught.value.next_step == "Install the newer release: pip install --upgrade distrans"
+
+    def test_of_an_older_release_is_refused_with_the_command(
+        self, empty_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A release with one more migration, as the next one will be."""
+        schema.upgrade(empty_db)
+        folder = tmp_path / "migrations"
+        shutil.copytree(str(schema._config().get_main_option("script_location")), folder)
+        head = schema.current_version(empty_db)
+        (folder / "versions" / "9999_next.py").write_text(
+            f'from alembic import op\nrevision = "9999"\ndown_revision = "{head}"\n'
+            'def upgrade():\n    op.execute("CREATE TABLE next_release (id INTEGER)")\n'
+        )
+        config = Config()
+        config.set_main_option("script_location", str(folder))
+        monkeypatch.setattr(schema, "_config", lambda: config)
+        with pytest.raises(DatabaseError) as caught:
+            schema.require_current(empty_db)
+        assert str(caught.value) == f"The database has schema {head}, older than 9999. Run: distrans-server db upgrade"
+        assert schema.upgrade(empty_db) == (head, "9999")
+        schema.require_current(empty_db)
+
+    def test_of_the_migrations_is_the_schema_of_the_tables(self, empty_db: Database) -> None:
+        """A table that was changed without a migration shows up here."""
+        schema.upgrade(empty_db)
+        config = schema._config()
+        with empty_db.engine.connect() as connection:
+            config.attributes["connection"] = connection
+            command.check(config)
+
+    def test_names_leave_the_reasons_of_an_older_release(self, empty_db: Database) -> None:
+        """Clients read reasons; what the first release wrote into them is not theirs to read."""
+        config = schema._config()
+        with empty_db.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+            for name, reason in (("a", "round 1 failed: too few; missing: north, south"), ("b", "tea")):
+                connection.execute(
+                    text(
+                        "INSERT INTO federations (name, plan, state, reason, created_at, state_since, completed_rounds,"
+                        " stale_rounds, version) VALUES (:name, '', 'paused', :reason, 0, 0, 0, 0, 0)"
+                    ),
+                    {"name": name, "reason": reason},
+                )
+        schema.upgrade(empty_db)
+        with empty_db.read() as session:
+            rows = session.execute(select(Federation).order_by(Federation.name)).scalars()
+            found = [(row.reason, row.reason_detail) for row in rows]
+        assert found == [("round 1 failed: too few", "missing: north, south"), ("tea", "")]
+
+    def test_can_be_taken_back(self, empty_db: Database) -> None:
+        for _ in range(2):
+            schema.upgrade(empty_db)
+            config = schema._config()
+            with empty_db.engine.begin() as connection:
+                config.attributes["connection"] = connection
+                command.downgrade(config, "base")
+            assert schema.current_version(empty_db) is None

@@ -1,0 +1,383 @@
+"""What the coordinator keeps of a federation, and for how long: evaluations, tensors, old models, the audit log."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import safetensors.torch
+from sqlalchemy import delete, select, text
+from sqlalchemy.exc import DBAPIError
+from support.plans import small_plan
+from support.service import (
+    MEAN_OFFSETS,
+    OPERATOR,
+    TINY_NETWORK,
+    Clock,
+    Desk,
+    count,
+    fedavg_plan,
+    measured,
+    refused,
+    unreferenced_blobs,
+)
+
+from server.core.errors import Conflict, Gone, InvalidInput, NotFound
+from server.service import audit, enrolment, evaluations, federations, housekeeping, reports, tasks
+from server.service.context import Actor, Context, facts_of, load_roster
+from server.service.enrolment import Identity
+from server.service.housekeeping import Heartbeats, Retention
+from server.service.uploads import UploadPart
+from server.store import blobs
+from server.store.session import Database
+from server.store.tables import Blob, BlobChunk, Personal, Round, Transfer, Update
+from shared.evaluation import Evaluation
+from shared.methods import server_half
+from shared.methods.base import ServerState
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize(
+        "result",
+        [
+            Evaluation(samples=9, correct=10, loss_sum=1),
+            Evaluation(samples=10, correct=5, loss_sum=1, negatives=11),
+            Evaluation(samples=10, correct=5, loss_sum=1, negatives=8, negatives_correct=6),
+            Evaluation(samples=10, correct=5, loss_sum=1, negatives=4, negatives_correct=3, negatives_as_own=2),
+            Evaluation(samples=10, correct=0, loss_sum=1, negatives=4, negatives_as_own=5),
+            Evaluation(samples=0, correct=0, loss_sum=1, negatives=1),
+        ],
+    )
+    def test_that_contradicts_itself_is_refused(self, clean_db: Database, result: Evaluation) -> None:
+        desk = Desk(clean_db)
+        north = desk.join("north")
+        refused(InvalidInput, "inconsistent-evaluation", lambda: evaluations.submit(desk.ctx, north, 0, result))
+
+    def test_of_a_model_that_does_not_exist_is_refused(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        north = desk.join("north")
+        refused(NotFound, "no-such-model", lambda: evaluations.submit(desk.ctx, north, 1, measured(1)))
+
+    def test_again_replaces_the_first(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, fedavg_plan(min_clients=2))
+        north, south = desk.join("north"), desk.join("south")
+        desk.run_round({north: 1, south: 2})
+        evaluations.submit(desk.ctx, north, 1, measured(1))
+        evaluations.submit(desk.ctx, north, 1, measured(7))
+        evaluations.submit(desk.ctx, south, 1, measured(30, samples=40))
+        (first, _) = reports.rounds(desk.ctx, desk.name, None, 0, 10)
+        assert first.evaluation is not None
+        assert (first.evaluation.samples, first.evaluation.accuracy) == (50, 37 / 50)
+        assert first.client_evaluations["north"].accuracy == 0.7
+        (first, _) = reports.rounds(desk.ctx, desk.name, south.client_id, 0, 10)
+        assert first.client_evaluations.keys() == {"south"}, "a client sees its own"
+        assert first.evaluation is None
+
+
+class TestPersonalTensors:
+    @pytest.fixture
+    def desk(self, clean_db: Database) -> Desk:
+        return Desk(clean_db, small_plan(method=TINY_NETWORK, rounds={"count": 5, "min_clients": 2}))
+
+    @pytest.fixture
+    def sites(self, desk: Desk) -> list[Identity]:
+        """North and south after one round, so that there is a network that makes their offsets."""
+        sites = [desk.join("north", cat=9, dog=1), desk.join("south", cat=2, dog=8)]
+        desk.run_round({sites[0]: 1, sites[1]: 2})
+        return sites
+
+    @staticmethod
+    def expected(desk: Desk, name: str) -> dict[str, list[float]]:
+        """What the method says for the open round, from its frozen roster."""
+        round_ = desk.rounds()[-1]
+        roster = load_roster(round_.roster)
+        private = safetensors.torch.load(blobs.read_all(desk.db, desk.models()[-1].private_blob_id or ""))
+        (client,) = [record for record in roster if record.id == name]
+        tensors = server_half(desk.plan).personal(ServerState({}, private), client, roster, facts_of(round_.facts))
+        return {key: value.flatten().tolist() for key, value in tensors.items()}
+
+    @staticmethod
+    def stored(desk: Desk, blob: Blob) -> dict[str, list[float]]:
+        tensors = safetensors.torch.load(blobs.read_all(desk.db, blob.id))
+        return {key: value.flatten().tolist() for key, value in tensors.items()}
+
+    def test_are_made_once_whichever_process_is_asked(self, desk: Desk, sites: list[Identity]) -> None:
+        round_id, url = desk.round.id, desk.db.url.render_as_string(hide_password=False)
+        others = [Database(url) for _ in range(4)]
+        barrier = Barrier(len(others))
+
+        def ask(db: Database) -> tuple[str, str | None]:
+            barrier.wait()
+            blob = tasks.round_personal(Context(db, desk.clock), sites[0], round_id)
+            return blob.id, blob.digest
+
+        with ThreadPoolExecutor(len(others)) as pool:
+            answers = set(pool.map(ask, others))
+        for db in others:
+            db.close()
+        blob = tasks.round_personal(desk.ctx, sites[0], round_id)
+        assert answers == {(blob.id, blob.digest)}
+        assert count(desk.db, Personal) == [1]
+        assert unreferenced_blobs(desk.db) == set()
+        assert self.stored(desk, blob) == self.expected(desk, "north")
+
+    def test_differ_from_client_to_client(self, desk: Desk, sites: list[Identity]) -> None:
+        digests = {tasks.round_personal(desk.ctx, who, desk.round.id).digest for who in sites}
+        assert len(digests) == 2
+
+    def test_follow_the_roster_of_the_round(self, desk: Desk, sites: list[Identity]) -> None:
+        """New class counts count from the next round on, also for a client that has not asked for its tensors yet."""
+        enrolment.update_counts(desk.ctx, sites[0], OPERATOR, {"cat": 1, "dog": 99})
+        blob = tasks.round_personal(desk.ctx, sites[0], desk.round.id)
+        assert self.stored(desk, blob) == self.expected(desk, "north")
+
+    def test_for_serving_stay_the_same_while_the_model_does(self, desk: Desk, sites: list[Identity]) -> None:
+        first = tasks.serving_personal(desk.ctx, sites[0], desk.name, 1)
+        desk.restart()
+        assert tasks.serving_personal(desk.ctx, sites[0], desk.name, 1).id == first.id
+
+    def test_of_an_old_model_are_gone(self, desk: Desk, sites: list[Identity]) -> None:
+        round_id = desk.round.id
+        desk.run_round({sites[0]: 3, sites[1]: 4})
+        refused(Gone, "model-superseded", lambda: tasks.round_personal(desk.ctx, sites[0], round_id))
+        refused(Gone, "model-superseded", lambda: tasks.serving_personal(desk.ctx, sites[0], desk.name, 1))
+        refused(NotFound, "no-such-model", lambda: tasks.serving_personal(desk.ctx, sites[0], desk.name, 99))
+
+
+class TestRetention:
+    @staticmethod
+    def kept(desk: Desk) -> dict[int, int]:
+        """How many updates of each round still have their bytes."""
+        with desk.db.read() as session:
+            query = select(Round.number, Update.blob_id).join(Update, Update.round_id == Round.id)
+            rows = session.execute(query.order_by(Round.number)).all()
+        kept = dict.fromkeys([number for number, _ in rows], 0)
+        for number, blob_id in rows:
+            kept[number] += blob_id is not None
+        return kept
+
+    @pytest.mark.parametrize(
+        ("keep", "expected"),
+        [
+            (0, {1: 0, 2: 0, 3: 0, 4: 1}),
+            (1, {1: 0, 2: 0, 3: 2, 4: 1}),
+            (2, {1: 0, 2: 1, 3: 2, 4: 1}),
+            (99, {1: 2, 2: 1, 3: 2, 4: 1}),
+        ],
+    )
+    def test_keeps_the_uploads_of_the_newest_finished_rounds(
+        self, clean_db: Database, keep: int, expected: dict[int, int]
+    ) -> None:
+        """Of four rounds the second failed and the last is open: its updates are needed whatever the setting."""
+        desk = Desk(clean_db, fedavg_plan(min_clients=2, count=9))
+        sites = [desk.join("north"), desk.join("south")]
+        desk.run_round({sites[0]: 1, sites[1]: 2})
+        desk.upload(sites[0], 3)
+        desk.let_pass(60)
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        desk.run_round({sites[0]: 4, sites[1]: 5})
+        desk.upload(sites[0], 6)
+        housekeeping.clean(desk.ctx, Retention(keep_round_uploads=keep))
+        assert self.kept(desk) == expected
+        assert unreferenced_blobs(desk.db) == set()
+        assert [model.number for model in desk.models()] == [0, 1, 3]
+        assert [len(row.uploads) for row in reports.rounds(desk.ctx, desk.name, None, 0, 10)] == [2, 1, 2, 1]
+
+    def test_counts_the_rounds_of_each_federation_by_themselves(self, clean_db: Database) -> None:
+        clock = Clock()
+        desks = [Desk(clean_db, fedavg_plan(name), clock) for name in ("cats", "dogs")]
+        for desk in desks:
+            north = desk.join("north")
+            for seed in range(2):
+                desk.run_round({north: seed})
+        housekeeping.clean(desks[0].ctx, Retention(keep_round_uploads=1))
+        with clean_db.read() as session:
+            query = select(Round.number).join(Update).where(Update.blob_id.is_not(None))
+            assert list(session.execute(query).scalars()) == [2, 2]
+
+    def test_keeps_everything_that_a_round_under_way_needs(self, clean_db: Database) -> None:
+        """Housekeeping may run at any time, with any clock, and the round still ends as it should."""
+        plan = small_plan(method=MEAN_OFFSETS, rounds={"count": 3, "min_clients": 2, "deadline_s": 30 * 86400})
+        runs = []
+        for name, careful in (("clean", True), ("plain", False)):
+            desk = Desk(clean_db, plan.model_copy(update={"name": name}))
+            sites = [desk.join("north"), desk.join("south")]
+            for number in range(3):
+                for seed, who in enumerate(sites):
+                    tasks.round_personal(desk.ctx, who, desk.round.id)
+                    desk.upload(who, 10 * number + seed)
+                    if careful:
+                        desk.clock.advance(2 * 86400)
+                        while housekeeping.clean(desk.ctx, Retention(keep_round_uploads=0)):
+                            pass
+                desk.aggregate()
+            runs.append((desk.bits(3), desk.private_bits()))
+        assert runs[0] == runs[1]
+
+    def test_drops_personal_tensors_of_models_long_gone(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 9}))
+        north = desk.join("north")
+        for seed in range(3):
+            tasks.round_personal(desk.ctx, north, desk.round.id)
+            desk.run_round({north: seed})
+        tasks.round_personal(desk.ctx, north, desk.round.id)
+        housekeeping.clean(desk.ctx, Retention())
+        with clean_db.read() as session:
+            assert sorted(session.execute(select(Personal.model_number)).scalars()) == [2, 3]
+        assert unreferenced_blobs(desk.db) == set()
+
+    def test_collects_what_a_crash_left_behind(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        orphan = blobs.store(clean_db, b"written by a process that died", desk.clock.now)
+        desk.clock.advance(3600)
+        assert housekeeping.clean(desk.ctx, Retention(garbage_s=3600)) == 0
+        desk.clock.advance(1)
+        assert housekeeping.clean(desk.ctx, Retention(garbage_s=3600)) == 1
+        with clean_db.read() as session:
+            assert session.get(Blob, orphan) is None
+        assert len(desk.model(0)) > 0
+
+    def test_what_was_dropped_is_gone_and_not_empty(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, fedavg_plan(min_clients=2))
+        kept = tasks.federation_model(desk.ctx, desk.name, 0)
+        pieces = blobs.read(clean_db, kept.id)
+        with clean_db.write() as session:
+            session.execute(delete(BlobChunk).where(BlobChunk.blob_id == kept.id))
+        for step in (lambda: list(pieces), lambda: blobs.read(clean_db, kept.id, 0, 8)):
+            refused(Gone, "tensors-dropped", step)
+        orphan = blobs.store(clean_db, b"of no use", desk.clock.now)
+        with clean_db.write() as session:
+            blobs.drop(session, orphan)
+        for blob_id in (orphan, ""):
+            refused(Gone, "tensors-dropped", lambda: blobs.read(clean_db, blob_id))  # noqa: B023
+
+    def test_only_the_newest_model_keeps_private_state(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 9}))
+        north = desk.join("north")
+        for seed in range(3):
+            desk.run_round({north: seed})
+        assert [model.private_blob_id is not None for model in desk.models()] == [False, False, False, True]
+        assert unreferenced_blobs(desk.db) == set()
+
+
+class TestHeartbeats:
+    def test_are_written_together_and_never_go_back(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        north, south = desk.join("north"), desk.join("south")
+        joined = desk.clock.now
+        beats = Heartbeats()
+        beats.note(north.client_id, joined + 5)
+        beats.note(south.client_id, joined - 5)
+        beats.flush(desk.ctx)
+        assert enrolment.me(desk.ctx, north).last_seen_at == joined + 5
+        assert enrolment.me(desk.ctx, south).last_seen_at == joined
+        assert beats.seen == {}
+
+
+class TestAuditLog:
+    def test_tells_who_did_what_from_where(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, fedavg_plan(min_clients=2))
+        north = desk.join("north")
+        desk.join("south")
+        desk.upload(north, 1)
+        enrolment.rotate(desk.ctx, OPERATOR, desk.name, "north")
+        enrolment.leave(desk.ctx, north, Actor("client:north", "198.51.100.7"))
+        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "south")
+        federations.pause(desk.ctx, OPERATOR, desk.name)
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        federations.cancel(desk.ctx, OPERATOR, desk.name)
+        rows = audit.entries(desk.ctx)
+        assert [row.action for row in rows] == [
+            "federation.create",
+            "federation.start",
+            "invite.create",
+            "client.join",
+            "invite.create",
+            "client.join",
+            "client.rotate",
+            "client.leave",
+            "client.revoke",
+            "federation.pause",
+            "federation.resume",
+            "federation.cancel",
+        ]
+        assert {row.federation for row in rows} == {desk.name}
+        assert (rows[0].actor, rows[0].address, rows[0].at) == ("operator", "192.0.2.1", desk.clock.now)
+        assert (rows[7].actor, rows[7].address, rows[7].detail) == (
+            "client:north",
+            "198.51.100.7",
+            '{"client": "north"}',
+        )
+
+    def test_tells_what_the_coordinator_did_by_itself(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        desk.join("north")
+        desk.let_pass(60)
+        failed, paused = audit.entries(desk.ctx)[-2:]
+        assert (failed.actor, failed.action) == ("coordinator", "round.failed")
+        assert '"round": 1' in failed.detail
+        assert (paused.actor, paused.action) == ("coordinator", "federation.paused")
+
+    def test_says_nothing_of_what_was_refused(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, start=False)
+        before = len(audit.entries(desk.ctx))
+        refused(Conflict, "wrong-state", lambda: federations.pause(desk.ctx, OPERATOR, desk.name))
+        assert len(audit.entries(desk.ctx)) == before
+
+    def test_holds_no_secrets(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        token = desk.join_token("north")
+        secret = token.split("_", 2)[2]
+        assert all(secret not in row.model_dump_json() for row in audit.entries(desk.ctx))
+
+    def test_is_read_page_by_page(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        desk.join("north")
+        rows = audit.entries(desk.ctx)
+        assert audit.entries(desk.ctx, after_id=rows[1].id) == rows[2:]
+        assert audit.entries(desk.ctx, limit=2) == rows[:2]
+        assert list(audit.all_entries(desk.ctx)) == rows
+        assert audit.entries(desk.ctx, federation="another") == []
+
+    @pytest.mark.parametrize(
+        "statement",
+        ["UPDATE audit SET actor = 'nobody'", "DELETE FROM audit", "TRUNCATE audit", "UPDATE audit SET at=0"],
+    )
+    def test_cannot_be_changed(self, clean_db: Database, statement: str) -> None:
+        """Not even by somebody with the coordinator's access to the database."""
+        desk = Desk(clean_db)
+        before = audit.entries(desk.ctx)
+        if clean_db.is_sqlite and statement.startswith("TRUNCATE"):
+            return  # SQLite has no such statement
+        with pytest.raises(DBAPIError, match="the audit log is append-only"), clean_db.write() as session:
+            session.execute(text(statement))
+        assert audit.entries(desk.ctx) == before
+
+    def test_cannot_be_written_over(self, clean_db: Database) -> None:
+        """SQLite's REPLACE deletes without asking the trigger against deletions; PostgreSQL's form is an UPDATE."""
+        desk = Desk(clean_db)
+        before = audit.entries(desk.ctx)
+        insert = (
+            "INSERT INTO audit (id, at, actor, action, federation, address, detail) VALUES (1, 0, '', '', '', '', '')"
+        )
+        statements = [insert + " ON CONFLICT (id) DO UPDATE SET actor = ''"]
+        if clean_db.is_sqlite:
+            statements += [insert.replace("INSERT", verb, 1) for verb in ("INSERT OR REPLACE", "REPLACE")]
+        for statement in statements:
+            with pytest.raises(DBAPIError, match="the audit log is append-only"), clean_db.write() as session:
+                session.execute(text(statement))
+        assert audit.entries(desk.ctx) == before
+
+
+def test_transfers_of_ended_rounds_do_not_pile_up(clean_db: Database) -> None:
+    desk = Desk(clean_db, fedavg_plan(min_clients=2, quorum=0.5))
+    sites = [desk.join("north"), desk.join("south")]
+    body = desk.body(1)
+    for _ in range(3):
+        part = UploadPart(desk.ctx, sites[1], desk.round.id, 0, len(body), "0" * 64)
+        part.feed(body[:100])
+        desk.upload(sites[0], 1)
+        desk.let_pass(60)
+        desk.aggregate()
+        assert count(clean_db, Transfer) == [1]
+        housekeeping.clean(desk.ctx, Retention())
+        assert count(clean_db, Transfer) == [0]

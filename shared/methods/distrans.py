@@ -61,6 +61,7 @@ class DistransServer(ServerHalf):
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         self.options = options_of(plan, DistransOptions)
+        self._last_asked: tuple[Tensors, GeneratorTrainer] | None = None
 
     @override
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
@@ -93,7 +94,7 @@ class DistransServer(ServerHalf):
             return {"offset": state.private[_MEAN_OFFSET]}
         if aggregation == "network" and any(name.startswith(_GENERATOR) for name in state.private):
             last = state.private.get(_LAST_OFFSET + client.id, start)
-            return {"offset": self._generator(state).emit(_embedding(client, roster), last)}
+            return {"offset": self._emitter(state).emit(_embedding(client, roster), last)}
         return {"initial_offset": start}
 
     @override
@@ -143,11 +144,16 @@ class DistransServer(ServerHalf):
             spec |= Spec.of(trainer.state()).prefixed(_GENERATOR)
         return spec
 
+    def _emitter(self, state: ServerState) -> GeneratorTrainer:
+        """The state's network, not to be trained; the last one is kept, because every client asks in turn."""
+        last = self._last_asked
+        if last is None or last[0] is not state.private:
+            last = self._last_asked = state.private, self._generator(state)
+        return last[1]
+
     def _generator(self, state: ServerState) -> GeneratorTrainer:
         trainer = GeneratorTrainer(self.plan, self.options.generator)
-        stored = {
-            name.removeprefix(_GENERATOR): value for name, value in state.private.items() if name.startswith(_GENERATOR)
-        }
+        stored = cut(state.private, _GENERATOR)
         if stored:
             trainer.restore(stored)
         return trainer

@@ -553,6 +553,18 @@ class TestNetwork:
             found = server_half(plan).personal(state, client, ROSTER, facts)["offset"]
             assert torch.equal(found, trainer.emit(embedding_of(client), personal["offset"]))
 
+    def test_a_coordinator_that_is_asked_for_several_states_answers_from_the_right_one(self) -> None:
+        plan, uploads, states, facts = small_plan(offset_aggregation="network"), uploads_of("a", "b"), [], {}
+        for _ in range(2):
+            state, facts = finished(plan, uploads, states[-1] if states else None)
+            states.append(state)
+        server = server_half(plan)
+        for state in (*states, *states):
+            expected = server_half(plan).personal(state, ROSTER[0], ROSTER, facts)["offset"]
+            assert torch.equal(server.personal(state, ROSTER[0], ROSTER, facts)["offset"], expected)
+            server.finish(state, state.shared, uploads, ROSTER, facts)  # and training on does not change what was asked
+            assert torch.equal(server.personal(state, ROSTER[0], ROSTER, facts)["offset"], expected)
+
     def test_the_regression_goes_towards_what_was_uploaded(self) -> None:
         plan = small_plan(offset_aggregation="network", generator={"steps": 20, "optimizer": "adam", "lr": 1e-2})
         client, target = ROSTER[0], 0.9 * torch.ones(SHAPE)

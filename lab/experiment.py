@@ -53,9 +53,16 @@ class MethodEntry(Frozen):
     plan: Overrides = Field({}, description="Further plan settings for this column.")
     small: Overrides = Field({}, description="What the [method] table says besides under `--scale small`.")
     dh: tuple[Share, ...] | None = Field(None, description="Only at these; unset: at all.")
+    vary: tuple[float | int | str, ...] | None = Field(
+        None, description="Only at these values of the varied setting; unset: at all."
+    )
     controls: bool = Field(
         False, description="Also rows for its logits masked to, and re-weighted by, each client's own classes."
     )
+
+    def runs_at(self, dh: float, value: float | int | str | None) -> bool:
+        """Whether the column has a federation here."""
+        return (self.dh is None or dh in self.dh) and (self.vary is None or value in self.vary)
 
 
 class Vary(Frozen):
@@ -173,7 +180,7 @@ class Experiment(Frozen):
                     for dh in entry.dh:
                         for value in values:
                             for method in self.methods:
-                                if method.dh is None or dh in method.dh:
+                                if method.runs_at(dh, value):
                                     yield entry, clients, seed, dh, value, method
 
 

@@ -3,8 +3,8 @@
 The model of any method is asked once; its logits are then also *masked* to the classes that the client trains on, and
 *re-weighted* by the client's own class frequencies over everybody's (each count plus one). What a method gains over
 FedAvg with such logits is more than knowing which classes a client has. A method with offsets is asked again with the
-*foreign* offset of the next client: what it loses is what a client's own offset says. pFedMe's *alternative* is its
-other model.
+*foreign* offset of the next client: what it loses is what a client's own offset says. The *alternative* is the
+second model of a method that has two, which is pFedMe's.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -202,6 +202,13 @@ def load_experiment(file: Path) -> Experiment:
         if experiment.kind == "federations" and not getattr(experiment, name)
     ]
     labels = [method.label for method in experiment.methods]
+    varied = {value for vary in (experiment.vary, experiment.small.vary) if vary for value in vary.values}
+    faults += [
+        f"methods: {method.label!r} is for {value!r}, which is no value of [vary]"
+        for method in experiment.methods
+        for value in method.vary or ()
+        if value not in varied
+    ]
     faults += [f"methods: two have the label {label!r}" for label in sorted(set(labels)) if labels.count(label) > 1]
     if faults:
         raise ExperimentError(_all_faults(file.name, faults))

@@ -20,6 +20,8 @@ from lab.results import Result, data_of
 from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
 from shared.problems import DistransError
 
+_MOST_NAMES = 20  # a legend with more of them is no help
+
 
 def draw_curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
     """Accuracy over rounds: a panel for each data set, number of clients and DH; a line a method."""
@@ -68,9 +70,11 @@ def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, d
         (result for result in results if result["cell"]["seed"] == seed), key=lambda r: order.index(r["cell"]["label"])
     )
     figure, axes = _panels(len(chosen))
+    named: set[tuple[str, ...]] = set()
     for axis, result in zip(axes, chosen, strict=True):
         cell = Cell.model_validate(result["cell"])
         features, labels, classes = trained_features(cell, Workspace(data_root, folder / "checkpoints"))
+        named.add(classes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fixed random state turns its threads off, which it warns of
             places = UMAP(random_state=seed, n_jobs=1).fit_transform(features)
@@ -79,8 +83,9 @@ def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, d
             of_class = places[labels == number]
             axis.scatter(of_class[:, 0], of_class[:, 1], color=colours(number), s=3, label=name)
         axis.set(title=f"{cell.label}: {cell.data.title}, DH {cell.dh:.0%}", xticks=[], yticks=[])
-    if len(classes) <= 20:  # more names than that are no help
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", markerscale=4, fontsize="small")
+    if len(named) == 1 and len(next(iter(named))) <= _MOST_NAMES:
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", markerscale=4, fontsize="small")
     _save(figure, folder / experiment.name)
 
 

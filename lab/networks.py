@@ -1,7 +1,7 @@
 """Small deep networks for experiments, as backbones: `lab.networks:deep` and `lab.networks:deep_normed`.
 
 ResNet18 needs more rounds from random weights than an ordinary computer has time for. These two have eight
-convolutions too, and differ from each other by BatchNorm alone.
+convolutions, and differ from each other by BatchNorm alone.
 """
 
 from torch import nn

@@ -21,9 +21,13 @@ _DETAILS = {
     "masked_accuracy": "masked",
     "reweighted_accuracy": "re-weighted",
     "foreign_offset_accuracy": "foreign offset",
-    "alternative_accuracy": "alternative",
+    "alternative_accuracy": "other model",
     "client_std": "spread over clients",
     "offset_motion": "offset motion",
+}
+_EXPLAINED = {
+    "foreign offset": "*foreign offset*: with that of the next client.",
+    "other model": "*other model*: pFedMe by w_i where it predicts with θ_i, or the other way round.",
 }
 _MEASURES = {"accuracy": "", "masked_accuracy": ", masked", "reweighted_accuracy": ", re-weighted"}
 Place = tuple[str, int, float, Any]  # data set, clients, DH, varied value
@@ -185,15 +189,16 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
             row.append(f"{statistics.fmean(r['seconds'] for r in chosen):.0f}")
             rows.append(row)
     header = ["data", "clients", "DH", "method", "best", *_DETAILS.values(), "bytes down", "bytes up", "seconds"]
-    words = (
-        "Last round unless it says best. *masked* and *re-weighted*: the same model with its logits masked to, or "
-        "re-weighted by, the client's own training classes. *foreign offset*: with that of the next client. "
-        "*alternative*: pFedMe by w_i where it predicts with θ_i, or the other way round. "
-        "Bytes: tensors that one participant moves in a round.\n\n"
-    )
     filled = [number for number in range(len(header)) if any(row[number] != "–" for row in rows)]
-    table = [[line[number] for number in filled] for line in [header, *rows]]
-    return "## Details\n\n" + words + markdown(table[0], table[1:])
+    header, *rows = ([line[number] for number in filled] for line in [header, *rows])
+    words = [
+        "Last round unless it says best.",
+        "*masked* and *re-weighted*: the same model with its logits masked to, or re-weighted by, the client's own "
+        "training classes.",
+        *(explanation for name, explanation in _EXPLAINED.items() if name in header),
+        "Bytes: tensors that one participant moves in a round.",
+    ]
+    return "## Details\n\n" + " ".join(words) + "\n\n" + markdown(header, rows)
 
 
 def spread(values: Sequence[float], form: str = ".3f") -> str:

@@ -56,8 +56,8 @@ class DistransOptions(Frozen):
         None,
         gt=0,
         le=100,
-        description="How far a value of the offset may move from its start or, where offsets are aggregated, from what "
-        "was sent for the round; unset: any distance.",
+        description="How far a value of the offset may move from its start or, where offsets are or were aggregated, "
+        "from what was sent last; unset: any distance.",
     )
     bounded_clients: Literal["single-class", "all", "none"] = Field(
         "single-class",

@@ -69,7 +69,7 @@ def plan_of(plan_json: str) -> FederationPlan:
 
 @lru_cache(maxsize=64)
 def half_of(plan_json: str) -> ServerHalf:
-    """The server half of a stored plan's method; halves hold no state."""
+    """The server half of a stored plan's method; halves hold nothing but caches."""
     return server_half(plan_of(plan_json))
 
 

@@ -193,7 +193,7 @@ class ClientHalf(ABC):
         """
 
     def alternative(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor | None:
-        """Another model of the client's that its authors have reported, to be measured beside the predictor's."""
+        """A second model that the client keeps, to be measured beside the predictor's; None for methods with one."""
         del task, private, runtime
         return None
 

@@ -61,7 +61,7 @@ class DistransServer(ServerHalf):
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         self.options = options_of(plan, DistransOptions)
-        self._last_asked: tuple[Tensors, GeneratorTrainer] | None = None
+        self._last_asked: tuple[Tensor, GeneratorTrainer] | None = None
 
     @override
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
@@ -146,9 +146,10 @@ class DistransServer(ServerHalf):
 
     def _emitter(self, state: ServerState) -> GeneratorTrainer:
         """The state's network, not to be trained; the last one is kept, because every client asks in turn."""
+        mark = next(value for name, value in state.private.items() if name.startswith(_GENERATOR))
         last = self._last_asked
-        if last is None or last[0] is not state.private:
-            last = self._last_asked = state.private, self._generator(state)
+        if last is None or last[0] is not mark:  # every round makes these tensors anew
+            last = self._last_asked = mark, self._generator(state)
         return last[1]
 
     def _generator(self, state: ServerState) -> GeneratorTrainer:
@@ -194,14 +195,15 @@ class DistransClient(ClientHalf):
         stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
         aggregated = task.facts[_AGGREGATION] != "none"
         centre = start if aggregated else private.get("bound_centre", first)
-        bounded = self._is_bounded(workplace.data)
-        if bounded:
+        if self._is_bounded(workplace.data):
             stepper.bound_around(centre)
         report = run_local_epochs(self.plan, task, net, workplace, stepper.step)
         trained = offset.detach().cpu()
         report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
         uploaded = {"offset": trained} if aggregated else {}
-        kept = {"offset": trained, "initial_offset": first} | ({"bound_centre": centre} if bounded else {})
+        kept = {"offset": trained, "initial_offset": first}
+        if self.options.offset_bound is not None:
+            kept["bound_centre"] = centre.clone()  # a file takes no tensor under two names
         if self.options.batchnorm_statistics == "averaged":
             return Update(detached_state(net), uploaded, report), kept
         return Update(parameters_of(net), uploaded, report), kept | prefixed(buffers_of(net), _BUFFERS)

@@ -92,6 +92,7 @@ def differ(one: Tensors, other: Tensors) -> bool:
 
 
 _SMALL = {"hidden": 8, "hidden_layers": 1}
+_BOUNDED = {"offset_optimizer": "adam", "offset_bound": 0.1, "bounded_clients": "all"}
 _NETWORK = {"name": "distrans", "offset_aggregation": "network", "offset_optimizer": "adam"}
 # Every method with what it keeps, and those of its options that keep something else.
 METHOD_CASES: dict[str, dict[str, Any]] = {
@@ -99,6 +100,8 @@ METHOD_CASES: dict[str, dict[str, Any]] = {
     "distrans-network": {**_NETWORK, "generator": {"hidden": 16, "width": 16, "optimizer": "adam"}},
     "distrans-separate": {"name": "distrans", "offset_aggregation": "none", "batchnorm": "separate"},
     "distrans-private": {"name": "distrans", "offset_aggregation": "mean", "batchnorm_statistics": "private"},
+    "distrans-bounded": {"name": "distrans", "offset_aggregation": "none", **_BOUNDED},
+    "distrans-mean-bounded": {"name": "distrans", "offset_aggregation": "mean", **_BOUNDED},
     "fedavg": {"name": "fedavg"},
     "pfedme": {"name": "pfedme", "inner_steps": 2, "server_mix": 0.5},
     "pfedme-local-copy": {"name": "pfedme", "inner_steps": 2, "predict": "local-copy"},

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,6 +287,25 @@ class TestAReport:
         with monkeypatch.context() as without:
             without.setitem(sys.modules, "umap", None)  # as if it were not installed
             assert "distrans[figures]" in write_report(tmp_path / "out", tmp_path).read_text()
+
+    def test_of_features_has_the_methods_in_order_and_names_the_classes_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class FirstTwo:
+            """Places images by their first two features; the real one takes long to load."""
+
+            def __init__(self, **_: object) -> None: ...
+
+            def fit_transform(self, features: Any) -> Any:
+                return features[:, :2]
+
+        monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "umap").replace('label = "DisTrans"', 'label = "Z"'))
+        run(file, tmp_path / "out", only=("seed=0",))
+        figure = write_report(tmp_path / "out", tmp_path).with_name("try.svg").read_text()
+        assert 0 < figure.index("<!-- Z: digits, DH 100% -->") < figure.index("<!-- FedAvg: digits, DH 100% -->")
+        assert [figure.count(f"<!-- {name} -->") for name in range(10)] == [1] * 10
 
 
 def test_tables_of_results_of_different_versions(finished: tuple[Path, int, str], tmp_path: Path) -> None:

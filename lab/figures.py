@@ -60,7 +60,7 @@ def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) 
 
 
 def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
-    """The features of test images in each method's trained model, each image at the client that has its class."""
+    """The features of test images in each method's global model, each image at the client that has its class."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own dependencies
         from umap import UMAP
@@ -92,7 +92,7 @@ def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, d
 def trained_features(
     cell: Cell, workspace: Workspace
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[str, ...]]:
-    """What the trained model feeds its last linear layer for each client's own test images, labels, classes' names."""
+    """What the global model feeds its last linear layer for each client's own test images, labels, classes' names."""
     simulation = build_simulation(cell, workspace)
     if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
         raise DistransError(f"The trained model of {cell.title} is not there any more.", next_step="Run it again.")
@@ -104,7 +104,10 @@ def trained_features(
 def _client_features(
     simulation: Simulation, client: SimulatedClient
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    predictor = simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
+    half, task = simulation.client, simulation.task(client)
+    # The global model, as in the paper: personal ones are apart by client, whatever they have learned.
+    private = {} if half.offset(task, client.private) is None else client.private
+    predictor = half.predictor(task, private, simulation.runtime)
     net = getattr(predictor, "net", None)
     seen: list[torch.Tensor] = []
     layers = [module for module in net.modules() if isinstance(module, nn.Linear)] if net is not None else []

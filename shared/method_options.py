@@ -165,7 +165,8 @@ class HypernetworkOptions(Frozen):
         None, ge=1, le=1_000_000, description="Batches per round, each of a new shuffle; unset: training.epochs."
     )
     uploads: Literal["sequential", "mean"] = Field(
-        "sequential", description="One step per client, in the order of their names; or one with the mean gradient."
+        "sequential",
+        description="One step per client, in the order of their names; or, for many, one with the mean gradient.",
     )
 
 

@@ -100,7 +100,7 @@ def run_command(
     data_root: Annotated[Path | None, typer.Option(help="Data sets; default: $DISTRANS_DATA, else ./data.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     only: Annotated[
-        list[str] | None, typer.Option(help="data=…, method=…, dh=…, seed=…, clients=… or vary=…; repeatable.")
+        list[str] | None, typer.Option(help="data=…, shift=…, method=…, dh=…, seed=…, clients=… or vary=…; repeatable.")
     ] = None,
 ) -> None:
     """Run an experiment's federations that are not done yet; Ctrl-C and a second run go on where it stopped."""

@@ -130,8 +130,8 @@ def _client_features(
 
 
 def draw_motivation(folder: Path) -> None:
-    """Both motivating examples: the clients' losses over w, and a federation's loss over rounds."""
-    figure, (left, right) = _panels(2)
+    """Both motivating examples: the clients' losses over w; a federation's loss over rounds and over its weights."""
+    figure, (left, middle, right) = _panels(3)
     cosine = cosine_example()
     for name, losses, style in (("without", cosine.plain, "--"), ("with", cosine.shifted, "-")):
         for number, loss in enumerate(losses, start=1):
@@ -139,11 +139,14 @@ def draw_motivation(folder: Path) -> None:
     left.set(title="cos(wx)", xlabel="w", ylabel="squared loss")
     for number, means in enumerate(((0.0, 0.0), (1.0, -1.0))):
         for name, use, style in (("without", False, "--"), ("with", True, "-")):
-            losses = linear_example(with_offsets=use, noise_means=means).losses
+            example = linear_example(with_offsets=use, noise_means=means)
+            rounds = np.arange(1, len(example.losses) + 1)
             words = f"{name} offsets, noise means {means[0]:g}, {means[1]:g}"
-            right.plot(np.arange(1, len(losses) + 1), losses, style, color=f"C{number}", label=words)
-    right.set(title="wx", xlabel="round", ylabel="squared loss")
-    for axis in (left, right):
+            for axis, x in ((middle, rounds), (right, example.weights.sum(axis=1))):
+                axis.plot(x, example.losses, style, color=f"C{number}", label=words)
+    middle.set(title="wx", xlabel="round", ylabel="squared loss")
+    right.set(title="wx", xlabel="w₁ + w₂ after each round", ylabel="squared loss")
+    for axis in (left, middle, right):
         axis.legend(fontsize="small")
     _save(figure, folder / "motivation")
 

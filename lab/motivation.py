@@ -52,7 +52,7 @@ def cosine_example(truths: tuple[float, float] = (1.0, 2.0), p: float = 0.0, see
 
 @dataclass(frozen=True)
 class LinearExample:
-    """A federation's mean loss after each round, and its last state."""
+    """A federation's mean loss and weights (rounds, 2) after each round, and its last offsets."""
 
     losses: Array
     weights: Array
@@ -71,7 +71,7 @@ def linear_example(
     weights, offsets = np.zeros(2), np.zeros((2, 2))
     if with_offsets:
         offsets = generator.normal(scale=0.1, size=(2, 2))
-    losses = []
+    losses, path = [], []
     for _ in range(rounds):
         local = np.tile(weights, (2, 1))
         for _ in range(steps):
@@ -85,7 +85,8 @@ def linear_example(
         weights = local.mean(axis=0)
         rest = np.einsum("cnd,d->cn", inputs + offsets[:, None], weights) - targets
         losses.append(float((rest**2).mean()))
-    return LinearExample(np.array(losses), weights, offsets)
+        path.append(weights)
+    return LinearExample(np.array(losses), np.array(path), offsets)
 
 
 def motivation_report(folder: Path) -> str:

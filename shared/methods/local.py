@@ -16,7 +16,7 @@ from shared.plan import FederationPlan, TrainingPlan
 from shared.problems import DistransError
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
-from shared.seeds import derive_seed, seeded
+from shared.seeds import RandomStream, derive_seed
 
 # One optimisation step on a batch: returns the logits it was computed from and the loss, both detached.
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -99,14 +99,16 @@ def run_local_epochs(
     started = time.perf_counter()
     wanted = per_epoch * epochs if steps is None else steps
     passes = _passes(plan, task, place, epochs if steps is None else None, reshuffle)
-    with seeded(plan.seed, "training", task.client_id, task.round, device=device), closing(passes):
+    random = RandomStream(plan.seed, "training", task.client_id, task.round, device=device)
+    with closing(passes):
         for epoch, (x, y) in passes:
             if place.should_stop():
                 raise TrainingInterrupted
             if len(y) < shortest:
                 continue
             x, y = place.runtime.move(x), y.to(device, non_blocking=True)
-            logits, loss = step(x, y)
+            with random.drawn():
+                logits, loss = step(x, y)
             right = (logits.argmax(dim=1) == y).sum()
             totals += torch.stack([loss.detach().to(totals) * len(y), right.to(totals)])  # stays on the device
             images, batches = images + len(y), batches + 1

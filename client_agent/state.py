@@ -22,6 +22,7 @@ from typing import Any
 
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 
 from client_agent.errors import StateError
 from client_agent.files import sync_folder, write_durably
@@ -271,3 +272,8 @@ class StateFolder:
             return safetensors.torch.load(file.read_bytes())
         except FileNotFoundError:
             return {}
+        except SafetensorError as error:
+            raise StateError(
+                f"{file} is damaged: {error}.",
+                next_step="Restore it from a backup, or delete it; docs/methods.md says what is then lost.",
+            ) from error

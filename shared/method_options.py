@@ -76,6 +76,11 @@ class DistransOptions(Frozen):
         "auto", description="auto: network while DH is below the threshold, else none."
     )
     dh_threshold: float = Field(0.5, ge=0, le=1, description="Threshold of auto; strict.")
+    offset_backup: bool = Field(
+        False,
+        description="Where offsets are not aggregated: the coordinator keeps a copy of each client's, for an agent "
+        "that has lost its state.",
+    )
     batchnorm: ChannelBatchNorm = Field(
         "two-passes",
         description="BatchNorm in training: each channel by its own batch, with common running statistics; both by one "

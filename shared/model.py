@@ -43,6 +43,13 @@ def frozen_statistics(net: nn.Module) -> Iterator[None]:
             layer.track_running_stats = True
 
 
+def _new_layer(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.kaiming_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class _Classifier(nn.Module):
     """A backbone, an optional dense layer, and logits over `channels` feature vectors side by side."""
 
@@ -50,10 +57,8 @@ class _Classifier(nn.Module):
         super().__init__()
         self.backbone = backbone.net
         width = dense_dim or backbone.dense_dim
-        self.dense = nn.Linear(backbone.features, width) if width else None
-        self.logits = nn.Linear(channels * (width or backbone.features), classes)
-        nn.init.kaiming_uniform_(self.logits.weight)
-        nn.init.zeros_(self.logits.bias)
+        self.dense = _new_layer(backbone.features, width) if width else None
+        self.logits = _new_layer(channels * (width or backbone.features), classes)
         self.has_batchnorm = bool(batchnorms(self.backbone))
 
     def features(self, x: Tensor | Stemmed) -> Tensor:

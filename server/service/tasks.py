@@ -199,4 +199,5 @@ def _personal(
 
 @lru_cache(maxsize=2)
 def _private_state(db: Database, blob_id: str) -> Tensors:
-    return load_tensors(db, blob_id)
+    # Copies lie where torch puts them, not as in the file: half_of's methods would else copy them for every client.
+    return {name: value.clone() for name, value in load_tensors(db, blob_id).items()}

@@ -1,7 +1,8 @@
 """DisTrans: a shared double-channel model and one offset per client, optimised together at the client.
 
 The offset of a client is private under aggregation `none`: it stays at the agent and the coordinator only sends the
-seeded start. Under `mean` and `network` the client uploads it, and what the coordinator sends back takes its place.
+seeded start. With `offset_backup` the coordinator also keeps a copy, for an agent that has lost its own. Under `mean`
+and `network` the client uploads it, and what the coordinator sends back takes its place.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,14 +89,17 @@ class DistransServer(ServerHalf):
         self, state: ServerState, client: ClientRecord, roster: Sequence[ClientRecord], facts: Facts
     ) -> Tensors:
         """`initial_offset` where the client's own takes over after the first round, else `offset`, to be used as is."""
-        start = self._start(client, roster)
         aggregation = facts[_AGGREGATION]
         if aggregation == "mean" and _MEAN_OFFSET in state.private:
             return {"offset": state.private[_MEAN_OFFSET]}
         if aggregation == "network" and any(name.startswith(_GENERATOR) for name in state.private):
-            last = state.private.get(_LAST_OFFSET + client.id, start)
+            last = state.private.get(_LAST_OFFSET + client.id)
+            last = self._start(client, roster) if last is None else last
             return {"offset": self._emitter(state).emit(_embedding(client, roster), last)}
-        return {"initial_offset": start}
+        personal = {"initial_offset": self._start(client, roster)}
+        if self.options.offset_backup and _LAST_OFFSET + client.id in state.private:
+            personal["offset_backup"] = state.private[_LAST_OFFSET + client.id]
+        return personal
 
     @override
     def update_spec(self, facts: Facts) -> Spec:
@@ -103,7 +107,7 @@ class DistransServer(ServerHalf):
             model = _build(self.plan, self.options)
         averaged = self.options.batchnorm_statistics == "averaged"
         spec = Spec.of(model.state_dict() if averaged else dict(model.named_parameters())).prefixed(SHARED)
-        if facts[_AGGREGATION] == "none":
+        if not _is_uploaded(facts, self.options):
             return spec
         return spec | Spec({f"{PERSONAL}offset": Entry(self.plan.image.shape, torch.float32)})
 
@@ -130,6 +134,8 @@ class DistransServer(ServerHalf):
                 if keeps_offsets:
                     private[_LAST_OFFSET + client.id] = personal["offset"]
             private |= {_GENERATOR + name: value for name, value in trainer.state().items()}
+        elif self.options.offset_backup:
+            private |= {_LAST_OFFSET + client.id: personal["offset"] for client, personal in uploads}
         return ServerState(shared=state.shared | mean, private=private)  # what is not averaged stays at its start
 
     @override
@@ -163,12 +169,17 @@ class DistransServer(ServerHalf):
         start = initial_offset(self.plan, self.options, client.id)
         if self.options.offset_init != "generator":
             return start
-        # The untrained network, whatever it has learned since: a client's start never changes.
-        return GeneratorTrainer(self.plan, self.options.generator).emit(_embedding(client, roster), start)
+        # The output of the untrained network alone, whatever it has learned since.
+        options = self.options.generator.model_copy(update={"mix": 1.0})
+        return GeneratorTrainer(self.plan, options).emit(_embedding(client, roster), start)
 
 
 def _build(plan: FederationPlan, options: DistransOptions) -> DoubleChannelModel:
     return build_double(plan, options.alpha, options.batchnorm, options.shared_dropout, options.input_channels)
+
+
+def _is_uploaded(facts: Facts, options: DistransOptions) -> bool:
+    return facts[_AGGREGATION] != "none" or options.offset_backup
 
 
 def _embedding(client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
@@ -190,7 +201,7 @@ class DistransClient(ClientHalf):
         net = load_shared(_build(self.plan, self.options), task.shared | cut(private, _BUFFERS))
         net = runtime.prepare(net).train()
         start = current_offset(task, private)
-        first = private.get("initial_offset", start)
+        first = private.get("initial_offset", task.personal.get("initial_offset", start))
         offset = start.to(runtime.device).clone().requires_grad_()
         stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
         aggregated = task.facts[_AGGREGATION] != "none"
@@ -200,7 +211,7 @@ class DistransClient(ClientHalf):
         report = run_local_epochs(self.plan, task, net, workplace, stepper.step)
         trained = offset.detach().cpu()
         report = report.model_copy(update={"offset_motion": relative_motion(trained, first)})
-        uploaded = {"offset": trained} if aggregated else {}
+        uploaded = {"offset": trained} if _is_uploaded(task.facts, self.options) else {}
         kept = {"offset": trained, "initial_offset": first}
         if self.options.offset_bound is not None:
             kept["bound_centre"] = centre.clone()  # a file takes no tensor under two names
@@ -226,10 +237,11 @@ class DistransClient(ClientHalf):
 
 
 def current_offset(task: RoundTask, private: Tensors) -> Tensor:
-    """The coordinator's offset where it aggregates them; else the agent's own; else the start."""
-    if "offset" in task.personal:
-        return task.personal["offset"]
-    return private.get("offset", task.personal["initial_offset"])
+    """The coordinator's offset where it aggregates them; else the agent's own; else its backup; else the start."""
+    for tensors, name in ((task.personal, "offset"), (private, "offset"), (task.personal, "offset_backup")):
+        if name in tensors:
+            return tensors[name]
+    return task.personal["initial_offset"]
 
 
 class OffsetStepper:

@@ -118,7 +118,10 @@ class PFedHNClient(ClientHalf):
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime, options = workplace.runtime, self.options
         if task.round > 1 and isinstance(options, PFedHNPCOptions) and not cut(private, _HEAD):
-            _logger.warning("there is no logits layer of this site's own; it starts from a new one")
+            _logger.warning(
+                "no logits layer of this site's own is kept here: it starts from a new one, which is right in its "
+                "first round, and a loss if it has trained before"
+            )
         net = runtime.prepare(self._build(task, private)).train()
         optimizer = make_sgd(net, self.plan.training)
         for name, parameter in net.named_parameters():

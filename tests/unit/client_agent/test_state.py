@@ -133,6 +133,13 @@ def test_the_last_models_are_kept_and_the_pinned_one(state: StateFolder) -> None
         state.pin(4)
 
 
+def test_damaged_tensors_are_named_with_what_to_do(state: StateFolder) -> None:
+    (state.path / "private.safetensors").write_bytes(b"cut off")
+    with pytest.raises(StateError, match=r"private\.safetensors is damaged") as caught:
+        state.private()
+    assert "backup" in str(caught.value.next_step)
+
+
 def test_history_passes_over_a_line_that_was_cut_off(state: StateFolder) -> None:
     score = Evaluation(samples=4, correct=3, loss_sum=1.0)
     state.add_history(HistoryLine(model=1, with_offset=score, without_offset=None))

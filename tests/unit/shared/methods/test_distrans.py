@@ -331,6 +331,26 @@ class TestClient:
         assert_equal(lost[1], expected[1])
         assert differ(lost[0].shared, kept[0].shared)
 
+    def test_a_lost_private_state_goes_on_from_the_coordinator_s_backup(self) -> None:
+        plan = plan_with(offset_optimizer="adam", offset_bound=1.0, bounded_clients="all", offset_backup=True)
+        server, begun, roster = server_half(plan), task_for(plan), [record("a", *[5] * len(plan.classes))]
+        first, private = train(plan, task=begun)
+        uploads = [(roster[0], first.personal)]
+        state = server.finish(server.initial_state(), first.shared, uploads, roster, begun.facts)
+        personal = server.personal(state, roster[0], roster, begun.facts)
+        assert torch.equal(personal["offset_backup"], private["offset"])
+        task = RoundTask("a", 2, first.shared, personal, begun.facts)
+        kept, lost = train(plan, private=private, task=task), train(plan, private={}, task=task)
+        assert_equal(lost[0].shared, kept[0].shared)
+        assert_equal(lost[1], kept[1])
+
+    def test_without_a_backup_an_offset_that_is_not_aggregated_stays_at_the_client(self) -> None:
+        for backup in (False, True):
+            plan = plan_with(offset_backup=backup)
+            update, _ = train(plan)
+            assert ("offset" in update.personal) is backup
+            assert ("personal.offset" in server_half(plan).update_spec(task_for(plan).facts).entries) is backup
+
     def test_the_motion_is_measured_from_the_very_first_offset(self) -> None:
         plan = plan_with(offset_optimizer="adam")
         begun = task_for(plan)

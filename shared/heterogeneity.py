@@ -3,6 +3,7 @@
 Class counts are an integer array (clients, classes).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +78,14 @@ class Shares:
     values: NDArray[np.float64]
     keep_all: bool  # False: fractions are cut and the remainder is dropped, as the paper's splitter does
 
-    def split(self, labels: ArrayLike, seed: int) -> list[Indices]:
-        """For each client, the sorted indices of its images; no image goes to two clients."""
+    def split(
+        self, labels: ArrayLike, seed: int, *, held_out: bool = False, names: Sequence[str] = ()
+    ) -> list[Indices]:
+        """For each client, the sorted indices of its images; no image goes to two clients.
+
+        Where fractions are cut, a class too small to give each of its clients a training image is a SplitError, by its
+        name if there are names. Of held-out images a client may get none; that nobody gets any of some is a SplitError.
+        """
         label_array = np.asarray(labels, dtype=np.int64)
         generator = np.random.default_rng(derive_seed(seed, "split"))
         clients, classes = self.values.shape
@@ -94,15 +101,22 @@ class Shares:
             else:
                 # The tiny addition keeps a share of, say, 0.3 of 10 from being cut to 2 by its binary form.
                 sizes = np.floor(column * len(members) + 1e-9).astype(int)
-                if len(members) and (sizes[column > 0] == 0).any():
+                if not held_out and len(members) and (sizes[column > 0] == 0).any():
                     raise SplitError(
-                        f"Class {label} has {len(members)} images, too few for its {int((column > 0).sum())} clients.",
+                        f"Class {names[label] if names else label} has {len(members)} training images, too few for its "
+                        f"{int((column > 0).sum())} clients.",
                         next_step="Use fewer clients or fewer classes per client.",
                     )
             start = 0
             for client, size in enumerate(sizes):
                 parts[client].append(members[start : start + size])
                 start += size
+        if held_out and label_array.size and not any(len(piece) for part in parts for piece in part):
+            raise SplitError(
+                f"None of the {clients} clients gets any held-out images; all classes together have "
+                f"{label_array.size}.",
+                next_step="Use fewer clients or hold out more images.",
+            )
         return [np.sort(np.concatenate(part)) for part in parts]
 
 

@@ -17,9 +17,12 @@ Negatives = Literal["auto", "always", "never"]
 
 
 def make_clients(train: TensorData, test: TensorData, shares: Shares, seed: int) -> list[SimulatedClient]:
-    """Clients that hold their shares of every class, of the training and of the test images alike."""
+    """Clients that hold their shares of every class, of the training and of the test images alike.
+
+    Of small classes, or of all of them, a client may have no test image.
+    """
     clients = []
-    parts = zip(shares.split(train.labels, seed), shares.split(test.labels, seed), strict=True)
+    parts = zip(shares.split(train.labels, seed), shares.split(test.labels, seed, held_out=True), strict=True)
     for number, (train_part, test_part) in enumerate(parts):
         chosen, held_out = torch.from_numpy(train_part), torch.from_numpy(test_part)
         data = TensorData(train.images[chosen], train.labels[chosen])
@@ -37,7 +40,8 @@ def make_indexed_clients(
     drawn with replacement from the test images of all other classes, which keep their true labels. All images of a
     client are shifted alike.
     """
-    parts = list(zip(shares.split(images.train.labels, seed), shares.split(images.test.labels, seed), strict=True))
+    train_parts = shares.split(images.train.labels, seed, names=images.classes)
+    parts = list(zip(train_parts, shares.split(images.test.labels, seed, held_out=True), strict=True))
     labels = images.train.labels.numpy()
     counts = np.stack([count_classes(labels[train], len(images.classes)) for train, _ in parts])
     alone = bool(((counts > 0).sum(axis=1) == 1).all()) and distributional_heterogeneity(counts) == 1

@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import torch
 import torchvision.transforms.v2.functional as transforms
+from PIL import Image
 from torch import Tensor
 
 from client_agent.errors import DataError
-from client_agent.images import TRAINING_FORMATS, decode
+from client_agent.images import TRAINING_FORMATS, decode, to_tensor
 from client_agent.sources import IMAGE_SUFFIXES
 from lab.datasets.image_set import Indices, Pictures, Source
+from shared.plan import ImagePlan
 from shared.problems import DistransError
 from shared.seeds import derive_seed
 
 TEST_SHARE = 0.2
+_LAYOUT = "Lay out the images of two or more classes as CLASS/*, or as train/CLASS/* and test/CLASS/*."
 
 
 class DatasetMissing(DistransError):
@@ -83,14 +86,25 @@ def pictures_of_files(
 def _decode(file: Path, channels: int, crop: int | None, side: int | None) -> Tensor:
     try:
         image = decode(file, TRAINING_FORMATS)
+        pixels = _to_bytes(image, channels)
     except DataError as error:
         raise DatasetBroken(f"{file}: {error}") from error
-    pixels: Tensor = transforms.pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
     if crop is not None:
+        if min(image.size) < crop:
+            raise DatasetBroken(f"{file} is {image.width}×{image.height}, too small to cut {crop}×{crop} from it.")
         pixels = transforms.center_crop(pixels, [crop, crop])
     if side is not None and pixels.shape[-2:] != (side, side):
         pixels = transforms.resize(pixels.float(), [side, side], antialias=False).round().to(torch.uint8)
     return pixels
+
+
+def _to_bytes(image: Image.Image, channels: int) -> Tensor:
+    """All pixels (C, h, w) as an agent sees them; for 8-bit images without transparency, what Pillow converts to."""
+    # Built unchecked: a file may be larger than what a plan may ask for.
+    shape = ImagePlan.model_construct(
+        channels=channels, height=image.height, width=image.width, mean=(0.0,), std=(1.0,)
+    )
+    return (to_tensor(image, shape) * 255).round().to(torch.uint8)
 
 
 def hold_out(classes: tuple[str, ...], all_pictures: Pictures, share: float = TEST_SHARE) -> Source:
@@ -133,14 +147,15 @@ def open_class_folders(
 
 def open_parted_folders(root: Path, channels: int, *, side: int | None = None) -> Source:
     """train/CLASS/… with test/CLASS/…, or CLASS/… alone with a share held out."""
-    if not (root / "train").is_dir():
-        folders = class_folders(root)
-        names = tuple(folder.name for folder in folders)
-        return hold_out(names, open_class_folders(folders, channels, side=side))
-    folders = class_folders(root / "train")
-    names = tuple(folder.name for folder in folders)
+    parted = (root / "train").is_dir()
+    folder = root / "train" if parted else root
+    folders = class_folders(folder)
+    names = tuple(entry.name for entry in folders)
+    if len(names) < 2:
+        found = f"one class folder, {names[0]}" if names else "no class folders"
+        raise DatasetBroken(f"{folder} has {found}.", next_step=_LAYOUT)
     train = open_class_folders(folders, channels, side=side)
-    if not (root / "test").is_dir():
+    if not parted or not (root / "test").is_dir():
         return hold_out(names, train)
     unknown = sorted({folder.name for folder in class_folders(root / "test")} - set(names))
     if unknown:

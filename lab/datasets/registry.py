@@ -126,7 +126,7 @@ class DataSettings(Frozen):
 def known(name: str) -> Known:
     """The set of this name; a folder's classes are counted when it is opened, here they are 0."""
     if name.startswith(_FOLDER):
-        return Known(ImagePlan(), 0, lambda _: None, "Lay out one folder per class.")
+        return Known(ImagePlan(), 0, lambda _: None, "Lay out one folder of images per class.")
     if name not in KNOWN:
         raise DatasetMissing(
             f"There is no data set named {name!r}.", next_step=f"Use {', '.join(KNOWN)} or {_FOLDER}PATH."
@@ -141,11 +141,25 @@ def data_root(given: Path | None = None) -> Path:
 
 @functools.lru_cache(maxsize=1)  # cells that run after one another mostly use the same set
 def open_set(settings: DataSettings, image: ImagePlan, root: Path) -> ImageSet:
-    """The images in memory, decoded once; sets stand in folders of their names under the root."""
-    source = locate(settings.name, image, root)
+    """The images in memory, decoded once; sets stand in folders of their names under the root.
+
+    All classes that were asked for are there, unasked those of the whole set, and each has training images.
+    """
+    entry, source = known(settings.name), locate(settings.name, image, root)
     names = source.classes[: settings.classes]
     if settings.classes is not None and len(names) < settings.classes:
         raise DatasetBroken(f"{settings.name} has {len(names)} classes, {settings.classes} were asked for.")
+    if settings.classes is None and len(names) < entry.classes:
+        raise DatasetBroken(
+            f"{settings.name} under {root} has {len(names)} classes; there should be {entry.classes}.",
+            next_step=f"Get the rest, or ask for fewer (classes = N). {entry.obtain}",
+        )
+    empty = [name for label, name in enumerate(names) if label not in source.train.labels]
+    if empty:
+        raise DatasetBroken(
+            f"{settings.name} has no training images of {', '.join(empty[:5])}.",
+            next_step=f"Each class needs some. {entry.obtain}",
+        )
     train = _load(source.train, len(names), settings.train_per_class, image, "train")
     test = _load(source.test, len(names), settings.test_per_class, image, "test")
     return ImageSet(names, image, train, test)

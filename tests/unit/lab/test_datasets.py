@@ -9,14 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.datasets import KNOWN, DataSettings, ImageSet, data_root, make_indexed_clients, open_set
+from lab.datasets import KNOWN, DataSettings, ImageSet, data_root, make_clients, make_indexed_clients, open_set
 from lab.datasets import fashion as fashion_module
-from lab.datasets.files import DatasetBroken, DatasetMissing, natural
-from lab.datasets.image_set import Shift, shifted
+from lab.datasets.clients import Negatives
+from lab.datasets.files import DatasetBroken, DatasetMissing, natural, pictures_of_files
+from lab.datasets.image_set import Part, Shift, shifted
 from lab.datasets.registry import known
 from shared.evaluation import evaluate
-from shared.heterogeneity import paper_shares
+from shared.heterogeneity import Shares, paper_shares
 from shared.plan import ImagePlan
+from shared.problems import SplitError
+from shared.tensor_data import TensorData
 
 
 def loaded(name: str, root: Path, image: ImagePlan | None = None, **settings: int) -> ImageSet:
@@ -49,7 +52,7 @@ class TestCifar:
             write_cifar_binary(folder / f"data_batch_{number}.bin", [(number % 2,), (1,)])
         write_cifar_binary(folder / "test_batch.bin", [(0,), (1,)])
         (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
-        images = loaded("cifar10", tmp_path)
+        images = loaded("cifar10", tmp_path, classes=2)
         assert images.classes == ("airplane", "automobile")
         assert images.train.labels.tolist() == [1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
         assert images.train.images.shape == (10, 3, 32, 32)  # enlarged to 64×64 a batch at a time
@@ -58,11 +61,11 @@ class TestCifar:
 
     def test_the_fine_labels_of_cifar100(self, tmp_path: Path) -> None:
         folder = tmp_path / "cifar100"
-        write_cifar_binary(folder / "train.bin", [(9, 2), (9, 0)])
+        write_cifar_binary(folder / "train.bin", [(9, 2), (9, 0), (9, 1)])
         write_cifar_binary(folder / "test.bin", [(9, 1)])
         (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\nbaby\n")
-        images = loaded("cifar100", tmp_path)
-        assert images.train.labels.tolist() == [2, 0]
+        images = loaded("cifar100", tmp_path, classes=3)
+        assert images.train.labels.tolist() == [2, 0, 1]
         assert images.train.images[1, :, 0, 0].tolist() == [1, 2, 3]
         assert images.test.labels.tolist() == [1]
 
@@ -71,7 +74,7 @@ class TestCifar:
             for shade, name in ((10, "cat"), (200, "dog")):
                 for number in range(count):
                     save(tmp_path / "cifar10" / part / name / f"{number:04}.jpg", shade, (32, 32))
-        images = loaded("cifar10", tmp_path)
+        images = loaded("cifar10", tmp_path, classes=2)
         assert images.classes == ("cat", "dog")
         assert (images.train.labels.tolist(), images.test.labels.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
         assert int(images.train.images[5].float().mean().round()) == 200
@@ -109,7 +112,7 @@ class TestFaces:
                     image.save(path)
                 lines.append(f"{path.name} {identity}")
         (tmp_path / "celeba" / "identity_CelebA.txt").write_text("\n".join(lines))
-        images = loaded("celeba", tmp_path)
+        images = loaded("celeba", tmp_path, classes=2)
         assert images.classes == ("30", "7")  # of the two with three images the lower one
         assert images.train.images.shape == (5, 3, 128, 128)
         assert len(images.test.labels) == 2
@@ -124,7 +127,7 @@ class TestFaces:
             lines.append(f"{name} {person}")
         if listed:
             (tmp_path / "bioid" / "identities.txt").write_text("\n".join(lines))
-        images = loaded("bioid", tmp_path)
+        images = loaded("bioid", tmp_path, classes=2)
         assert images.classes == ("a", "b")
         assert images.train.images.shape == (4, 1, 256, 256)
         shades = {
@@ -137,13 +140,13 @@ class TestFaces:
         for person in (1, 2, 10):
             for number in range(1, 11):
                 save(tmp_path / "orl-faces" / f"s{person}" / f"{number}.pgm", person * 10 + number, (92, 112), "L")
-        images = loaded("orl-faces", tmp_path)
+        images = loaded("orl-faces", tmp_path, classes=3)
         assert images.classes == ("s1", "s2", "s10")
         assert images.train.images.shape == (24, 1, 112, 92)
         assert torch.bincount(images.test.labels).tolist() == [2, 2, 2]
         shown = {int(image[0, 0, 0]) for image in torch.cat([images.train.images, images.test.images])}
         assert len(shown) == 30  # every image is in one part
-        assert torch.equal(loaded("orl-faces", tmp_path).test.images, images.test.images)
+        assert torch.equal(loaded("orl-faces", tmp_path, classes=3).test.images, images.test.images)
 
 
 def test_bird200_keeps_the_published_parts(tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_bird200_keeps_the_published_parts(tmp_path: Path) -> None:
     (folder / "image_class_labels.txt").write_text("1 1\n2 1\n3 2\n")
     (folder / "train_test_split.txt").write_text("1 1\n2 0\n3 1\n")
     (folder / "classes.txt").write_text("1 001.Albatross\n2 002.Auklet\n")
-    images = loaded("bird200", tmp_path)
+    images = loaded("bird200", tmp_path, classes=2)
     assert images.classes == ("001.Albatross", "002.Auklet")
     assert (images.train.labels.tolist(), images.test.labels.tolist()) == ([0, 1], [0])
     assert images.train.images.shape == (2, 3, 128, 128)
@@ -173,7 +176,7 @@ def test_ch_mnist_in_kathers_folders(nested: int, tmp_path: Path) -> None:
     for place, name in enumerate(["01_TUMOR", "02_STROMA"]):
         for number in range(5):
             save(folder / name / f"{number}_CRC.tif", 100 * place, (150, 150))
-    images = loaded("ch-mnist", tmp_path)
+    images = loaded("ch-mnist", tmp_path, classes=2)
     assert images.classes == ("01_TUMOR", "02_STROMA")
     assert images.train.images.shape == (8, 3, 64, 64)
     assert images.test.labels.tolist() == [0, 1]
@@ -225,10 +228,119 @@ def test_any_folder_of_classes(tmp_path: Path) -> None:
     assert torch.equal(
         loaded(f"folder:{tmp_path / 'pets'}", Path("elsewhere"), image).train.images, images.train.images
     )
-    save(tmp_path / "parted" / "train" / "cat" / "1.png", 0)
+    for name in ("cat", "dog"):
+        save(tmp_path / "parted" / "train" / name / "1.png", 0)
     save(tmp_path / "parted" / "test" / "cow" / "1.png", 0)
     with pytest.raises(DatasetBroken, match="cow"):
         loaded("folder:parted", tmp_path, image)
+
+
+class TestBrokenFolders:
+    LAYOUT = "Lay out the images of two or more classes as CLASS/*, or as train/CLASS/* and test/CLASS/*."
+
+    @pytest.mark.parametrize("inside", ["", "train"])
+    def test_without_class_folders_are_named_with_the_layout(self, inside: str, tmp_path: Path) -> None:
+        folder = tmp_path / "pets" / inside
+        save(folder / "cat.png", 0)
+        with pytest.raises(DatasetBroken) as caught:
+            loaded("folder:pets", tmp_path)
+        assert caught.value.message == f"{folder} has no class folders."
+        assert caught.value.next_step == self.LAYOUT
+
+    def test_with_one_class_are_named_with_the_layout(self, tmp_path: Path) -> None:
+        save(tmp_path / "pets" / "cat" / "1.png", 0)
+        with pytest.raises(DatasetBroken) as caught:
+            loaded("folder:pets", tmp_path)
+        assert caught.value.message == f"{tmp_path / 'pets'} has one class folder, cat."
+        assert caught.value.next_step == self.LAYOUT
+
+    def test_with_an_empty_class_folder_name_the_class(self, tmp_path: Path) -> None:
+        for name in ("cat", "dog"):
+            save(tmp_path / "pets" / name / "1.png", 0)
+        (tmp_path / "pets" / "cow").mkdir()
+        with pytest.raises(DatasetBroken) as caught:
+            loaded("folder:pets", tmp_path)
+        assert caught.value.message == "folder:pets has no training images of cow."
+        assert caught.value.next_step == "Each class needs some. Lay out one folder of images per class."
+
+
+class TestIncompleteSets:
+    def test_say_how_many_classes_there_are_and_should_be(self, tmp_path: Path) -> None:
+        for number in range(1, 8):
+            save(tmp_path / "ch-mnist" / f"{number:02}_TISSUE" / "1.tif", 0, (150, 150))
+        with pytest.raises(DatasetBroken) as caught:
+            loaded("ch-mnist", tmp_path)
+        assert caught.value.message == f"ch-mnist under {tmp_path} has 7 classes; there should be 8."
+        assert caught.value.next_step.startswith("Get the rest, or ask for fewer (classes = N). Download Kather")
+        assert len(loaded("ch-mnist", tmp_path, classes=7).classes) == 7
+        save(tmp_path / "ch-mnist" / "08_EMPTY" / "1.tif", 0, (150, 150))
+        assert len(loaded("ch-mnist", tmp_path).classes) == 8
+
+    def test_may_lack_people(self, tmp_path: Path) -> None:
+        save(tmp_path / "celeba" / "img_align_celeba" / "1.jpg", 0, (178, 218))
+        (tmp_path / "celeba" / "identity_CelebA.txt").write_text("1.jpg 1\n1.jpg 2\n")
+        with pytest.raises(DatasetBroken, match="has 2 classes; there should be 50"):
+            loaded("celeba", tmp_path)
+
+    def test_may_have_a_class_without_images(self, tmp_path: Path) -> None:
+        folder = tmp_path / "cifar100"
+        write_cifar_binary(folder / "train.bin", [(9, 2), (9, 0)])
+        write_cifar_binary(folder / "test.bin", [(9, 1)])
+        (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\nbaby\n")
+        with pytest.raises(DatasetBroken, match="cifar100 has no training images of aquarium_fish"):
+            loaded("cifar100", tmp_path, classes=3)
+
+
+class TestDecoding:
+    """Of single files, as a folder's images are read."""
+
+    def read(self, file: Path, channels: int, crop: int | None = None) -> torch.Tensor:
+        return pictures_of_files([file], [0], channels, crop=crop).read(np.array([0]))[0]
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "CMYK"])
+    def test_8_bit_images_are_what_pillow_converts_them_to(self, mode: str, channels: int, tmp_path: Path) -> None:
+        """Bit for bit: published measurements depend on it."""
+        values = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+        values[:16, :16] = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+        file = tmp_path / "image.tif"
+        Image.fromarray(values).convert(mode).save(file)
+        with Image.open(file) as image:
+            assert image.mode == mode
+            expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(64, 48, channels)
+        np.testing.assert_array_equal(self.read(file, channels).permute(1, 2, 0).numpy(), expected)
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("16-bit.png", np.arange(256, dtype=np.uint16).reshape(16, 16) * 257),
+            ("16-bit.tif", np.arange(256, dtype=np.uint16).reshape(16, 16) * 257),
+            ("float.tif", np.arange(256, dtype=np.float32).reshape(16, 16) / 255),
+        ],
+    )
+    def test_deeper_images_keep_their_greys(self, name: str, values: np.ndarray, channels: int, tmp_path: Path) -> None:
+        Image.fromarray(values).save(tmp_path / name)
+        for channel in self.read(tmp_path / name, channels):
+            assert channel.flatten().tolist() == list(range(256))
+
+    def test_what_transparency_hides_stays_hidden(self, tmp_path: Path) -> None:
+        image = Image.new("RGBA", (2, 1), (200, 100, 50, 0))
+        image.putpixel((1, 0), (200, 100, 50, 255))
+        image.save(tmp_path / "image.png")
+        assert self.read(tmp_path / "image.png", 3)[:, 0].T.tolist() == [[0, 0, 0], [200, 100, 50]]
+
+    def test_images_larger_than_a_plan_may_ask_for_are_read(self, tmp_path: Path) -> None:
+        Image.new("L", (5000, 2), 7).save(tmp_path / "wide.png")
+        assert self.read(tmp_path / "wide.png", 1).shape == (1, 2, 5000)
+
+    @pytest.mark.parametrize("size", [(177, 218), (218, 177)])
+    def test_a_square_larger_than_the_image_is_refused(self, size: tuple[int, int], tmp_path: Path) -> None:
+        save(tmp_path / "face.png", 9, size)
+        with pytest.raises(DatasetBroken) as caught:
+            self.read(tmp_path / "face.png", 3, crop=178)
+        width, height = size
+        assert str(caught.value) == f"{tmp_path / 'face.png'} is {width}×{height}, too small to cut 178×178 from it."
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("digits", "fashion-mnist")])
@@ -311,6 +423,36 @@ class TestClients:
         site = sites[0]
         foreign = [label for label in site.test.labels.tolist() if label not in site.own_classes]
         assert (len(foreign) > 0) == added
+
+
+class TestClientsOfFewImages:
+    SHARES = Shares(np.array([[0.3, 0.3], [0.7, 0.7]]), keep_all=False)
+
+    def few(self, *, train: int, test: int) -> ImageSet:
+        """Two classes with so many images each."""
+        parts = (Part(torch.zeros(2 * n, 1, 4, 4).byte(), torch.arange(2 * n) % 2) for n in (train, test))
+        return ImageSet(("cat", "dog"), ImagePlan(channels=1, height=4, width=4), *parts)
+
+    @pytest.mark.parametrize("negatives", ["never", "always"])
+    def test_may_have_none_for_testing_and_then_have_no_accuracy(self, negatives: Negatives) -> None:
+        images = self.few(train=10, test=2)
+        parts = [TensorData(part.images.float(), part.labels) for part in (images.train, images.test)]
+        for clients in (make_indexed_clients(images, self.SHARES, 0, negatives), make_clients(*parts, self.SHARES, 0)):
+            assert [(client.own_classes, client.test.samples) for client in clients] == [({0, 1}, 0), ({0, 1}, 2)]
+            scores = [
+                evaluate(lambda batch: torch.zeros(len(batch), 2), client.test.batches(8, 0), client.own_classes)
+                for client in clients
+            ]
+            assert [score.accuracy for score in scores] == [None, 0.5]
+            assert (scores[0] + scores[1]).accuracy == 0.5
+
+    def test_must_have_a_training_image_of_each_of_their_classes(self) -> None:
+        with pytest.raises(SplitError, match="Class cat has 2 training images, too few for its 2 clients"):
+            make_indexed_clients(self.few(train=2, test=10), self.SHARES, 0)
+
+    def test_cannot_all_be_without_test_images(self) -> None:
+        with pytest.raises(SplitError, match="None of the 2 clients gets any held-out images"):
+            make_indexed_clients(self.few(train=10, test=1), self.SHARES, 0)
 
 
 def test_numbers_in_names_count_as_numbers() -> None:

@@ -4,8 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from client_agent.sources import open_source
+from lab.__main__ import app
 from lab.splitting import divide
 from shared.problems import SplitError
 
@@ -73,6 +75,68 @@ def test_a_class_name_never_leads_out_of_the_folder(label: str, tmp_path: Path) 
     (tmp_path / "list.csv").write_text("path,label\n" + rows)
     with pytest.raises(SplitError, match="cannot be the name of a folder"):
         divide(str(tmp_path / "list.csv"), clients=1, dh=0, seed=0)
+
+
+def write_list(folder: Path, *extra: str) -> Path:
+    """A .csv of ten cats and ten dogs, and of the files that are named."""
+    write_images(folder / "images", cat=10, dog=10)
+    rows = [f"{file.relative_to(folder)},{file.parent.name}" for file in sorted((folder / "images").rglob("*.png"))]
+    file = folder / "list.csv"
+    file.write_text("\n".join(["path,label", *rows, *(f"{name},dog" for name in extra)]))
+    return file
+
+
+@pytest.mark.parametrize("name", ["absent.png", "images"])
+def test_an_image_that_cannot_be_read_is_named_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    listed, target = write_list(tmp_path, name), tmp_path / "sites"
+    result = CliRunner().invoke(app, ["split", str(listed), str(target), "--clients", "2", "--dh", "1"])
+    assert isinstance(result.exception, SplitError)
+    assert str(tmp_path / name) in result.exception.message
+    assert result.exception.next_step == "Mend its path or the file."
+    assert not target.exists()
+
+
+def test_pixels_that_no_image_file_can_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", images=np.zeros((20, 2, 8, 8), np.uint8), labels=np.arange(20) % 2)
+    with pytest.raises(SplitError, match="1 or 3 channels, these images have 2"):
+        divide(str(tmp_path / "set.npz"), clients=2, dh=1, seed=0)
+
+
+def test_nothing_is_left_of_a_site_whose_images_cannot_be_written(tmp_path: Path) -> None:
+    listed = write_list(tmp_path)
+    share = divide(str(listed), clients=1, dh=1, seed=0).sites[0]
+    Path(str(share.train[-1].item)).unlink()  # after the check
+    with pytest.raises(SplitError) as caught:
+        share.write(tmp_path / "sites")
+    assert str(share.train[-1].item) in caught.value.message
+    assert caught.value.next_step == f"Empty {tmp_path / 'sites'} before you try again."
+    assert list((tmp_path / "sites").iterdir()) == []
+
+
+def test_a_site_folder_that_is_there_already_is_left_as_it_is(tmp_path: Path) -> None:
+    share = divide(str(write_list(tmp_path)), clients=1, dh=1, seed=0).sites[0]
+    kept = write_images(tmp_path / "sites" / share.name, bird=1) / "bird" / "0.png"
+    with pytest.raises(SplitError, match="cannot be written"):
+        share.write(tmp_path / "sites")
+    assert kept.exists()
+
+
+def test_a_site_may_have_no_test_image_of_a_class_or_none_at_all(tmp_path: Path) -> None:
+    for part, cats, dogs in (("train", 12, 12), ("test", 2, 9)):
+        write_images(tmp_path / "images" / part, cat=cats, dog=dogs)
+    sites = divide(str(tmp_path / "images"), clients=3, dh=0, seed=0).sites
+    assert all({example.label for example in site.test} == {"dog"} for site in sites)
+    assert all(site.classes == ("cat", "dog") for site in sites)
+    taken = open_source(str(sites[0].write(tmp_path / "sites").path), 0, ())
+    assert (len(taken.train), len(taken.test)) == (len(sites[0].train), len(sites[0].test))
+    folder = replace(sites[1], test=[]).write(tmp_path / "sites").path
+    assert len(open_source(str(folder), 0, ()).test) > 0  # the agent's own choice
+
+
+def test_a_class_with_too_few_images_is_named(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", cat=30, dog=3)
+    with pytest.raises(SplitError, match="Class dog has 2 training images, too few for its 4 clients"):
+        divide(str(images), clients=4, dh=0, seed=0)
 
 
 def test_a_number_of_sites_that_does_not_fit() -> None:

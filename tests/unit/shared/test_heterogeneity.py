@@ -212,10 +212,33 @@ def test_a_client_cannot_hold_no_class_nor_more_than_there_are(each: int) -> Non
         paper_shares(10, 10, each, seed=0)
 
 
-def test_a_class_with_too_few_images_for_its_holders_is_named() -> None:
+@pytest.mark.parametrize(("names", "shown"), [((), "1"), (("cat", "dog"), "dog")])
+def test_a_class_with_too_few_training_images_for_its_holders_is_named(names: tuple[str, ...], shown: str) -> None:
     labels = np.concatenate([np.zeros(50, dtype=int), np.ones(3, dtype=int)])
-    with pytest.raises(SplitError, match=r"Class 1 has 3 images, too few for its 4 clients\. Use fewer clients"):
-        paper_shares(2, 4, 2, seed=0).split(labels, 0)
+    with pytest.raises(SplitError) as caught:
+        paper_shares(2, 4, 2, seed=0).split(labels, 0, names=names)
+    assert caught.value.message == f"Class {shown} has 3 training images, too few for its 4 clients."
+    assert caught.value.next_step == "Use fewer clients or fewer classes per client."
+
+
+def test_bird_200_can_be_shared_by_ten_clients_though_small_classes_have_eleven_held_out_images() -> None:
+    train, test = np.repeat(np.arange(200), 29), np.repeat(np.arange(200), 11)
+    shares = paper_shares(200, 10, 200, seed=0)
+    counts = np.array([count_classes(train[part], 200) for part in shares.split(train, 0)])
+    held_out = np.array([count_classes(test[part], 200) for part in shares.split(test, 0, held_out=True)])
+    assert distributional_heterogeneity(counts) == 0
+    np.testing.assert_array_equal(held_out, np.floor(shares.values * 11))
+    assert held_out.min() == 0
+    assert held_out.sum(axis=1).min() > 0
+
+
+def test_a_client_may_get_no_held_out_image_but_not_all_clients_may() -> None:
+    shares = Shares(np.array([[0.3, 0.3], [0.7, 0.7]]), keep_all=False)
+    assert [len(part) for part in shares.split([0, 0, 1], 0, held_out=True)] == [0, 1]
+    with pytest.raises(SplitError) as caught:
+        shares.split([0, 1], 0, held_out=True)
+    assert caught.value.message == "None of the 2 clients gets any held-out images; all classes together have 2."
+    assert caught.value.next_step == "Use fewer clients or hold out more images."
 
 
 def test_a_class_without_any_image_is_nobodys() -> None:

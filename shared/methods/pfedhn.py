@@ -118,7 +118,7 @@ class PFedHNClient(ClientHalf):
     def train(self, task: RoundTask, private: Tensors, workplace: Workplace) -> tuple[Update, Tensors]:
         runtime, options = workplace.runtime, self.options
         if task.round > 1 and isinstance(options, PFedHNPCOptions) and not cut(private, _HEAD):
-            _logger.warning(
+            _logger.info(
                 "no logits layer of this site's own is kept here: it starts from a new one, which is right in its "
                 "first round, and a loss if it has trained before"
             )

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.method_options import DistransOptions
+from shared.methods import server_half
 from shared.offsets import initial_offset, normalise, relative_motion
-from shared.plan import FederationPlan, validate_plan
+from shared.plan import FederationPlan, ImagePlan, validate_plan
 
 
 def plan_with(seed: int = 0, channels: int = 3, **method: Any) -> FederationPlan:
@@ -36,6 +37,16 @@ INITS = ["uniform", "imagenet", "normal", "zeros", "generator"]
 def test_the_start_has_the_shape_of_one_image(init: str) -> None:
     offset = offset_of("a", plan_with(offset_init=init))
     assert (offset.shape, offset.dtype) == ((3, 64, 48), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size_bytes"), [((3, 64, 64), 49_152), ((3, 128, 128), 196_608), ((1, 256, 256), 262_144)]
+)
+def test_its_bytes_in_memory_and_on_the_wire(shape: tuple[int, int, int], size_bytes: int) -> None:
+    channels, height, width = shape
+    plan = plan_with().model_copy(update={"image": ImagePlan(channels=channels, height=height, width=width)})
+    uploaded = server_half(plan).update_spec({"offset_aggregation": "mean"}).entries["personal.offset"]
+    assert uploaded.size_bytes == offset_of("a", plan).nbytes == size_bytes
 
 
 @pytest.mark.parametrize("init", ["uniform", "imagenet", "normal"])

@@ -3,18 +3,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_for, site
+from support.tiny import CLASSES, NORMED, assert_equal, differ, digits, first_task, plan_for, site
 from torch import Tensor, nn
 
 from lab.simulation import Simulation
-from shared.batchnorm import add_auxiliary, using
 from shared.method_options import AdvPropOptions
 from shared.methods import client_half, server_half
-from shared.methods.advprop import Attack
+from shared.methods.advprop import Attack, without_auxiliary
 from shared.methods.base import Workplace
+from shared.methods.local import mean_loss
+from shared.methods.serving import cut, prefixed
 from shared.model import build_single
 from shared.plan import ImagePlan
 from shared.runtime import Runtime
+from shared.seeds import derive_seed
 
 GREY = ImagePlan(channels=1, height=1, width=2, mean=(0.0,), std=(1.0,))
 COLOUR = ImagePlan(channels=3, height=4, width=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5))
@@ -88,17 +90,30 @@ def test_main_batchnorm_sees_clean_images_only_and_the_other_one_adversarial_one
         assert name == "num_batches_tracked" or not torch.equal(main, auxiliary)
 
 
-def test_halves_are_what_each_layer_makes_of_its_own() -> None:
-    net = add_auxiliary(nn.Sequential(nn.BatchNorm1d(3)))
-    twin: Any = net[0]  # type: ignore[index]
-    with torch.no_grad():
-        twin.auxiliary.weight.fill_(2.0)
-    x = torch.randn(6, 3)
-    with using(net, "halves"):
-        found = net(x)
-    alone = nn.BatchNorm1d(3)
-    torch.testing.assert_close(found, torch.cat([alone(x[:3]), 2 * alone(x[3:])]))
-    assert torch.equal(net.eval()(x), twin.eval()(x))  # main again
+def test_a_step_written_out() -> None:
+    """The attack looks through the auxiliary layer, by its running statistics; both halves are then trained on."""
+    plan = plan_for({"name": "advprop", "epsilon": 8.0, "random_start": False}, NORMED)
+    client = site("a", digits(8))
+    task = first_task(plan, client)
+    for name in ("weight", "bias", "running_mean"):
+        task.shared[f"backbone.1.auxiliary.{name}"] += torch.randn(4)
+    update, _ = client_half(plan).train(task, {}, Workplace(client.train))
+    net, auxiliary = build_single(plan), nn.BatchNorm2d(4)
+    net.load_state_dict(without_auxiliary(task.shared))
+    auxiliary.load_state_dict(cut(task.shared, "backbone.1.auxiliary."))
+    convolution, main, *rest = net.backbone
+    ((x, y),) = client.train.batches(8, derive_seed(plan.seed, "batches", "a", 1, 0))
+
+    def loss(images: Tensor, layer: nn.Module) -> Tensor:
+        return mean_loss(net.logits(nn.Sequential(convolution, layer, *rest)(images)), y)
+
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf, auxiliary.eval()), leaf)
+    adversarial = (x + 8 / 255 / 0.5 * gradient.sign()).clamp(-1, 1)
+    (0.5 * loss(x, main) + 0.5 * loss(adversarial, auxiliary.train())).backward()
+    torch.optim.SGD([*net.parameters(), *auxiliary.parameters()], lr=0.05).step()
+    expected = {**net.state_dict(), **prefixed(auxiliary.state_dict(), "backbone.1.auxiliary.")}
+    torch.testing.assert_close(update.shared, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_twins_start_as_the_layers_they_stand_beside() -> None:
@@ -137,8 +152,21 @@ def test_prediction_uses_the_main_layers_only() -> None:
     assert torch.equal(found, net(digits(8).images))
 
 
-def test_targets_are_other_classes() -> None:
-    """A targeted attack changes what is learned, repeatably."""
+def test_targets_are_other_classes_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tensor] = []
+
+    def listening(logits: Tensor, labels: Tensor) -> Tensor:
+        asked.append(labels)
+        return mean_loss(logits, labels)
+
+    monkeypatch.setattr("shared.methods.advprop.mean_loss", listening)
+    train({"name": "advprop", "targeted": True}, "lenet")
+    aims, labels = torch.cat(asked[::2]), torch.cat([both[: len(both) // 2] for both in asked[1::2]])
+    assert len(labels) == 24
+    assert set(((aims - labels) % CLASSES).tolist()) == {1, 2, 3}
+
+
+def test_a_targeted_attack_changes_what_is_learned_repeatably() -> None:
     first, _ = train({"name": "advprop", "targeted": True, "epsilon": 8.0}, "lenet")
     again, _ = train({"name": "advprop", "targeted": True, "epsilon": 8.0}, "lenet")
     away, _ = train({"name": "advprop", "epsilon": 8.0}, "lenet")

@@ -150,7 +150,13 @@ class TestUpdateRules:
         torch.testing.assert_close(after["alternating"], after["joint"], rtol=1e-6, atol=1e-7)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam", "sign-sgd"])
-    def test_with_a_frozen_offset_the_rules_are_one_to_the_bit(self, optimizer: str) -> None:
+    @pytest.mark.parametrize("shortcut", [True, False])
+    def test_with_a_frozen_offset_the_rules_are_one_to_the_bit(
+        self, optimizer: str, shortcut: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the shorter way that a frozen offset takes, which is the same for both, and without it."""
+        if not shortcut:
+            monkeypatch.setattr(OffsetStepper, "_frozen", property(lambda _: False, lambda *_: None), raising=False)
         results = [train(plan_with(update_rule=rule, offset_lr=0, offset_optimizer=optimizer)) for rule in RULES]
         (update, private), (other, other_private) = results
         assert_equal(update.shared, other.shared)

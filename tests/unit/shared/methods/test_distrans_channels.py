@@ -81,6 +81,10 @@ def test_private_statistics_stay_at_the_client_and_go_on_from_where_they_were() 
     assert not torch.equal(*answers)
 
 
+def dropping_net(channels: int, height: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(channels * height * width, 8))
+
+
 class TestDropout:
     @pytest.mark.parametrize("normed", [False, True], ids=["one pass", "two passes"])
     @pytest.mark.parametrize("shared", [True, False])
@@ -108,12 +112,23 @@ class TestDropout:
         assert sorted(dropped.unique().tolist()) == pytest.approx([0, 4 / 3])
         assert float(dropped.mean()) == pytest.approx(1, abs=0.02)
 
-    def test_is_an_option_of_the_plan(self) -> None:
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_is_an_option_of_the_plan(self, shared: bool) -> None:
+        """At α = 0 both halves of the head get one gradient exactly where dropout is the same in both channels."""
+        method = {"name": "distrans", "offset_aggregation": "none", "alpha": 0.0, "shared_dropout": shared}
+        the_plan, client = plan_for(method, f"{__name__}:{dropping_net.__name__}"), site("a", digits(8))
+        task = first_task(the_plan, client)
+        update, _ = client_half(the_plan).train(task, {}, Workplace(client.train))
+        left, right = (update.shared["logits.weight"] - task.shared["logits.weight"]).chunk(2, dim=1)
+        assert float(left.abs().max()) > 1e-3
+        assert torch.allclose(left, right, rtol=0, atol=1e-6) is shared
+
+    def test_makes_no_difference_to_a_network_without_it(self) -> None:
         client = site("a", digits(8))
         the_plan = plan(shared_dropout=True)
         update, _ = client_half(the_plan).train(first_task(the_plan, client), {}, Workplace(client.train))
         plain, _ = client_half(plan()).train(first_task(plan(), client), {}, Workplace(client.train))
-        assert_equal(update.shared, plain.shared)  # a network without dropout: no difference
+        assert_equal(update.shared, plain.shared)
 
 
 class TestSingleInputChannel:

@@ -3,15 +3,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.tiny import CLASSES, Tensors, assert_equal, digits, first_task, plan_for, site
 from torch import Tensor
 
 from lab.simulation import SimulatedClient, Simulation
 from shared.method_options import FedAwSOptions
 from shared.methods import client_half, server_half
-from shared.methods.base import ClientRecord, Workplace
+from shared.methods.base import ClientRecord, ServerState, Workplace
 from shared.methods.fedaws import FeatureNet, positive_loss, spread_gradient, spread_loss, spread_out
+from shared.methods.local import make_sgd
 from shared.runtime import Runtime
+from shared.seeds import derive_seed
 from shared.tensor_data import TensorData
 
 PAIR = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2]], dtype=torch.float64)
@@ -117,9 +120,25 @@ def test_training_does_not_look_at_the_rows_for_prediction() -> None:
     assert not rows[[0, 2, 3]].any()
 
 
-def finish(the_plan: Any, counts: tuple[int, ...], rows: Tensor, before: Tensor) -> Tensor:
-    from shared.methods.base import ServerState
+@pytest.mark.parametrize("margin", [0.9, 0.02])
+def test_a_round_at_a_client_written_out(margin: float) -> None:
+    """SGD on the hinge for the features and the rows; at the lower margin some images are near enough."""
+    the_plan, client = plan(margin=margin), site("a", digits())
+    task = first_task(the_plan, client)
+    update, _ = client_half(the_plan).train(task, {}, Workplace(client.train))
+    net, rows = FeatureNet(the_plan), task.personal["rows"].clone().requires_grad_()
+    optimizer = make_sgd(net, the_plan.training)
+    optimizer.add_param_group({"params": [rows]})
+    for x, y in client.train.batches(8, derive_seed(the_plan.seed, "batches", "a", 1, 0)):
+        cosines = F.cosine_similarity(net(x), rows[y])
+        optimizer.zero_grad()
+        F.relu(margin - cosines).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(update.shared, dict(net.state_dict()), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(update.personal["rows"], F.normalize(rows.detach(), dim=1), rtol=1e-4, atol=1e-6)
 
+
+def finish(the_plan: Any, counts: tuple[int, ...], rows: Tensor, before: Tensor) -> Tensor:
     uploads: list[tuple[ClientRecord, Tensors]] = [(ClientRecord("a", counts), {"rows": rows})]
     state = server_half(the_plan).finish(ServerState({}, {"rows": before}), {}, uploads, [], {})
     return state.private["rows"]
@@ -131,6 +150,27 @@ def test_without_spread_rows_are_the_uploaded_ones_and_those_of_absent_clients_s
     after = finish(plan(spread=0.0), (5, 0, 0, 0), uploaded, before)
     assert torch.equal(after[0], uploaded[0])
     assert torch.equal(after[1:], before[1:])  # though the upload had rows for them
+
+
+@pytest.mark.parametrize("method", [{"spread": 2.0}, {"spread": 1.0, "spread_lr": 0.1}])
+def test_the_spread_out_step_is_lambda_times_the_rate(method: dict[str, float]) -> None:
+    """λη = 0.1 on [(1, 0), (½, √3/2)]; the other rows are far enough from both."""
+    before = torch.eye(CLASSES, 100)
+    before[:2, :2] = PAIR
+    after = finish(plan(**method), (0, 0, 0, 0), before, before)
+    assert float(after[0] @ after[1]) == pytest.approx(0.24568, abs=1e-5)
+    torch.testing.assert_close(after[2:], before[2:])
+
+
+def test_without_spread_the_features_are_the_clients_plain_mean() -> None:
+    simulation = Simulation(plan(spread=0.0), [site("a", of_class(0, 4)), site("b", of_class(1, 8))])
+    updates = [
+        simulation.client.train(simulation.task(client), {}, Workplace(client.train))[0].shared
+        for client in simulation.clients
+    ]
+    simulation.run_round(evaluate=False)
+    mean = {name: (value + updates[1][name]) / 2 for name, value in updates[0].items()}
+    torch.testing.assert_close(simulation.state.shared, mean)
 
 
 def test_a_class_of_several_clients_has_their_mean_row() -> None:

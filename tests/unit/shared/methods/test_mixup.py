@@ -1,8 +1,10 @@
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny import CLASSES, assert_equal, differ, digits, first_task, plan_for, site
+from support.tiny import CLASSES, differ, digits, first_task, plan_for, site
+from torch import Tensor
 
 from lab.simulation import Simulation
 from shared.methods import client_half
@@ -39,10 +41,12 @@ def test_a_share_of_zero_is_the_batch_in_another_order() -> None:
     torch.testing.assert_close(mixed_loss(logits, Y, PARTNERS, 0.0), F.cross_entropy(x @ weight.T, Y))
 
 
-def test_a_small_alpha_draws_almost_only_zeros_and_ones() -> None:
-    shares = np.random.default_rng(0).beta(1e-3, 1e-3, 2000)
-    assert np.isfinite(shares).all()
-    assert np.mean(np.minimum(shares, 1 - shares) < 1e-6) > 0.97
+def test_a_small_alpha_mixes_almost_nothing() -> None:
+    """Shares are zeros and ones, and both are the plain batch."""
+    client, methods = site("a", digits()), [{"name": "fedavg"}, {"name": "mixup", "alpha": 1e-3}]
+    plans = [plan_for(method, training={"epochs": 3}) for method in methods]
+    plain, mixed = (client_half(plan).train(first_task(plan, client), {}, Workplace(client.train))[0] for plan in plans)
+    torch.testing.assert_close(mixed.shared, plain.shared, rtol=1e-4, atol=1e-6)
 
 
 def test_alpha_zero_is_fedavg_to_the_bit_and_alpha_one_is_not() -> None:
@@ -65,12 +69,28 @@ def test_a_batch_of_one_image_is_not_changed() -> None:
         torch.testing.assert_close(mixed.shared[name], value)
 
 
-def test_it_learns_and_each_round_draws_anew() -> None:
+def test_every_batch_round_and_client_has_a_draw_of_its_own_which_is_repeatable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, client = plan_for({"name": "mixup"}), site("a", digits())
+    task, drawn = first_task(plan, client), list[tuple[float, list[int]]]()
+
+    def listening(x: Tensor, partners: Tensor, share: float) -> Tensor:
+        drawn.append((share, partners.tolist()))
+        return mix(x, partners, share)
+
+    monkeypatch.setattr("shared.methods.mixup.mix", listening)
+    for one in (task, task, replace(task, round=2), replace(task, client_id="b")):
+        client_half(plan).train(one, {}, Workplace(client.train))
+    first, again, later, other = (drawn[start : start + 3] for start in range(0, 12, 3))
+    assert first == again
+    different = [*first, *later, *other]
+    assert len({share for share, _ in different}) == len({tuple(partners) for _, partners in different}) == 9
+    assert all(sorted(partners) == list(range(8)) for _, partners in different)
+
+
+def test_it_learns() -> None:
     plan, client = plan_for({"name": "mixup"}, training={"lr": 0.1}), site("a", digits())
-    task, half = first_task(plan, client), client_half(plan)
-    first, _ = half.train(task, {}, Workplace(client.train))
-    again, _ = half.train(task, {}, Workplace(client.train))
-    assert_equal(first.shared, again.shared)
     simulation = Simulation(plan, [client])
     accuracies = [simulation.run_round().pooled.accuracy or 0.0 for _ in range(8)]
     assert accuracies[-1] > 0.7

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.tiny import NORMED, assert_equal, differ, digits, first_task, plan_for, site
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from shared.methods import client_half, server_half
 from shared.methods.base import ServerState, Workplace
 from shared.methods.local import make_sgd, mean_loss
 from shared.methods.moon import MoonModel, build_moon, contrast
+from shared.methods.serving import cut
 from shared.model import build_single
 from shared.runtime import Runtime
 from shared.seeds import derive_seed
@@ -92,6 +94,27 @@ def test_from_the_second_round_on_the_term_counts_and_moves_no_statistics_of_its
         assert pulled.shared[counter].item() == free.shared[counter].item() == 3
 
 
+@pytest.mark.parametrize("backbone", ["lenet", NORMED])
+def test_a_later_round_written_out(backbone: str) -> None:
+    """z is drawn to the global model's and away from the client's last one's; both predict, neither trains."""
+    plan, client = plan_for({**MOON, "mu": 2.0, "temperature": 0.3}, backbone), site("a", digits())
+    task = first_task(plan, client)
+    _, kept = client_half(plan).train(task, {}, Workplace(client.train))
+    update, _ = client_half(plan).train(task, kept, Workplace(client.train))
+    net, of_round, of_before = (build_moon(plan, MoonModel) for _ in range(3))
+    of_round.eval()
+    of_before.eval().load_state_dict(cut(kept, "previous.0."))
+    optimizer = make_sgd(net, plan.training)
+    for x, y in client.train.batches(8, derive_seed(plan.seed, "batches", "a", 1, 0)):
+        logits, z = net(x)
+        near, far = (F.cosine_similarity(z, other.project(x).detach()) / 0.3 for other in (of_round, of_before))
+        term = -torch.log(near.exp() / (near.exp() + far.exp())).mean()
+        optimizer.zero_grad()
+        (mean_loss(logits, y) + 2 * term).backward()
+        optimizer.step()
+    torch.testing.assert_close(update.shared, dict(net.state_dict()), rtol=1e-4, atol=1e-6)
+
+
 def test_a_pool_holds_the_newest_models_first() -> None:
     plan = plan_for({**MOON, "previous_models": 2})
     simulation = Simulation(plan, [site("a", digits(8))])
@@ -118,12 +141,14 @@ def test_the_global_model_predicts() -> None:
 
 
 def test_the_projection_s_size() -> None:
-    """+391,424 parameters on ResNet18 with 10 classes, as the published code has it."""
-    plan = plan_for({"name": "moon"}, "resnet18", classes=[str(number) for number in range(10)])
+    """+391,424 parameters on ResNet18 with 10 classes, as the published code has it, and their bytes on the wire."""
+    plan, fedavg = (plan_for({"name": name}, "resnet18", classes=list("0123456789")) for name in ("moon", "fedavg"))
     with torch.device("meta"):
         more = sum(value.numel() for value in build_moon(plan, MoonModel).parameters())
         plain = sum(value.numel() for value in build_single(plan).parameters())
     assert more - plain == 391_424
+    more, plain = (server_half(one).update_spec({}).data_bytes for one in (plan, fedavg))
+    assert more - plain == 1_565_696
 
 
 def test_the_backbone_starts_as_every_method_s_does() -> None:

@@ -8,10 +8,11 @@ from torch import nn
 from lab.simulation import Simulation
 from shared.methods import client_half, server_half
 from shared.methods.base import Workplace
-from shared.methods.local import mean_loss
+from shared.methods.local import make_sgd, mean_loss
 from shared.model import build_single
 from shared.problems import PlanError, WeightsError
 from shared.runtime import Runtime
+from shared.seeds import derive_seed
 
 SMALL = {"hidden": 8, "hidden_layers": 1}
 WHOLE, PC = {"name": "pfedhn", **SMALL}, {"name": "pfedhn-pc", **SMALL}
@@ -121,14 +122,34 @@ def test_clipping_is_of_the_made_parameters_only() -> None:
 
 def test_inner_steps_take_the_first_batch_of_new_shuffles() -> None:
     plan, client = plan_for({**WHOLE, "inner_steps": 5}), site("a", digits())
-    update, _ = client_half(plan).train(first_task(plan, client), {}, Workplace(client.train))
+    task = first_task(plan, client)
+    update, _ = client_half(plan).train(task, {}, Workplace(client.train))
     assert update.report.batches == 5
+    net = build_single(plan)
+    net.load_state_dict(model_of(task.personal))
+    optimizer = make_sgd(net, plan.training)
+    for shuffle in range(5):
+        x, y = next(client.train.batches(8, derive_seed(plan.seed, "batches", "a", 1, shuffle)))
+        optimizer.zero_grad()
+        mean_loss(net(x), y).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 50)
+        optimizer.step()
+    trained = {name: value - update.personal[f"delta.{name}"] for name, value in model_of(task.personal).items()}
+    torch.testing.assert_close(trained, dict(net.state_dict()), rtol=1e-4, atol=1e-6)
+
+
+def test_the_authors_network_on_64_by_64_images() -> None:
+    """674,142 parameters for 10 classes, which take 68 million at the coordinator."""
+    image = {"channels": 3, "height": 64, "width": 64}
+    server = server_half(plan_for({"name": "pfedhn"}, "cnn", classes=list("0123456789"), image=image))
+    assert server.update_spec({}).data_bytes == 4 * 674_142
+    assert server.hypernetwork.head_bytes == 4 * 68_088_342
 
 
 def test_a_lost_head_starts_anew_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     plan = plan_for(PC)
     simulation = Simulation(plan, [site("a", digits(8))])
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         simulation.run_round(evaluate=False)
         assert not caplog.records
         simulation.clients[0].private = {}
@@ -139,9 +160,11 @@ def test_a_lost_head_starts_anew_and_is_told(caplog: pytest.LogCaptureFixture) -
 def test_what_a_hypernetwork_cannot_do_is_refused_with_words() -> None:
     with pytest.raises(WeightsError, match="cannot start from given weights"):
         server_half(plan_for(WHOLE)).initial_state({"x": torch.zeros(1)})
-    big = plan_for({"name": "pfedhn"}, "alexnet", image={"channels": 3, "height": 64, "width": 64})
-    with pytest.raises(PlanError, match=r"has 24\.\d GB of weights.*smaller backbone"):
-        server_half(big).initial_state()
+    image, classes = {"channels": 3, "height": 64, "width": 64}, list("0123456789")
+    for backbone, size in (("alexnet", r"24\.7"), ("resnet18", r"4\.5")):
+        big = plan_for({"name": "pfedhn"}, backbone, image=image, classes=classes)
+        with pytest.raises(PlanError, match=rf"has {size} GB of weights.*smaller backbone"):
+            server_half(big).initial_state()
 
 
 @pytest.mark.parametrize("method", [WHOLE, PC], ids=["pfedhn", "pfedhn-pc"])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from shared.methods.pfedme import PersonalSGD
 from shared.methods.serving import cut
 from shared.model import build_single
 from shared.runtime import Runtime
+from shared.seeds import derive_seed
 
 
 def one_batch_on_a_quadratic(
@@ -64,6 +67,28 @@ def test_without_attraction_the_update_is_the_model_and_what_is_kept_is_plain_sg
     expected, _ = client_half(plain).train(task, {}, Workplace(client.train))
     for name, value in expected.shared.items():
         torch.testing.assert_close(private[f"personal.{name}"], value)
+
+
+def test_a_later_round_written_out() -> None:
+    """θ and w_i both start from the round's w, whatever was kept; w_i follows once a batch, by the plan's rate."""
+    plan = plan_for({"name": "pfedme", "inner_steps": 3, "personal_lr": 0.02, "attraction": 4.0, "decay": 0.01})
+    client, half = site("a", digits()), client_half(plan)
+    task = first_task(plan, client)
+    _, kept = half.train(task, {}, Workplace(client.train))
+    task = replace(task, round=2, shared={name: 1.1 * value for name, value in task.shared.items()})
+    update, kept = half.train(task, kept, Workplace(client.train))
+    net, w = build_single(plan), {name: value.clone() for name, value in task.shared.items()}
+    net.load_state_dict(task.shared)
+    theta = net.state_dict()
+    for x, y in client.train.batches(8, derive_seed(plan.seed, "batches", "a", 2, 0)):
+        for _ in range(3):
+            gradients = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
+            for name, gradient in zip(theta, gradients, strict=True):
+                theta[name] -= 0.02 * (gradient + 4 * (theta[name] - w[name]) + 0.01 * theta[name])
+        for name in w:
+            w[name] -= 0.05 * 4 * (w[name] - theta[name])
+    torch.testing.assert_close(update.shared, w, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cut(kept, "personal."), dict(theta), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])

@@ -116,8 +116,9 @@ def run_command(
     options = RunOptions(scale.value, engine.value, workers, out, find_root(data_root), device, tuple(only or ()))
     failed = run_experiment(console, path, experiment, options)
     folder = results_folder(experiment, scale.value, out)
-    if experiment.kind != "federations" or Results(folder).load():
-        console.print(f"Report: {write_report(folder, find_root(data_root))}", soft_wrap=True, highlight=False)
+    if experiment.kind != "federations" or Results(folder).of(experiment.cells(scale.value)):
+        report_file = write_report(folder, find_root(data_root), scale.value)
+        console.print(f"Report: {report_file}", soft_wrap=True, highlight=False)
     if failed:
         raise typer.Exit(1)
 
@@ -125,7 +126,9 @@ def run_command(
 @app.command()
 def report(
     source: Annotated[Path, typer.Argument(help="A folder of results, or the experiment's file or name.")],
-    scale: Annotated[Scale, typer.Option(help="Which results, where an experiment is named.")] = Scale.full,
+    scale: Annotated[
+        Scale | None, typer.Option(help="Which results; default: those that are there, and full where both are.")
+    ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Data sets, for figures that look at images.")] = None,
 ) -> None:
     """Write report.md with its figures into the folder: measured numbers beside the paper's."""
@@ -137,8 +140,8 @@ def report(
 
     folder = source
     if not source.is_dir():
-        folder = results_folder(load_experiment(find_experiment(source)), scale.value)
-    written = write_report(folder, find_root(data_root))
+        folder = results_folder(load_experiment(find_experiment(source)), scale.value if scale else "full")
+    written = write_report(folder, find_root(data_root), scale.value if scale else None)
     typer.echo(written.read_text(encoding="utf-8"))
 
 

@@ -7,7 +7,7 @@ FOLDER/site-N.safetensors   a client's private tensors, written in the round in 
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -17,12 +17,20 @@ from shared.methods.base import SHARED, ServerState, Tensors
 from shared.problems import DistransError
 
 _PRIVATE = "private."
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 class CheckpointBroken(DistransError):
     """A checkpoint that cannot be read or is of another simulation."""
 
     code = "checkpoint-broken"
+
+
+class _Content(NamedTuple):
+    round: int
+    server: Path
+    clients: dict[str, Path]
+    notes: dict[str, Any]
 
 
 class Checkpoint:
@@ -50,29 +58,41 @@ class Checkpoint:
         }:
             old.unlink()
 
+    def is_there(self) -> bool:
+        """Whether there is a checkpoint with all its files; what they hold is not looked at."""
+        try:
+            content = self._content()
+        except _UNUSABLE:
+            return False
+        return all(file.is_file() for file in (content.server, *content.clients.values()))
+
     def restore(self, simulation: Simulation) -> dict[str, Any] | None:
         """Bring a new simulation to where the saved one was; the notes saved with it, or None without a checkpoint."""
         try:
-            content = json.loads((self.folder / "checkpoint.json").read_text())
-            server = safetensors.torch.load_file(self.folder / content["server"])
-            files = {name: self.folder / file for name, file in content["clients"].items()}
-            for file in files.values():
+            content = self._content()
+            server = safetensors.torch.load_file(content.server)
+            for file in content.clients.values():
                 safetensors.torch.load_file(file)  # whole and right; its tensors are read again when they are wanted
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CheckpointBroken(f"{self.folder} holds no usable checkpoint: {error}.") from error
-        shared = _without(SHARED, server)
+        except _UNUSABLE as error:
+            raise CheckpointBroken(f"{self.folder} holds no usable checkpoint: {error!r}.") from error
+        files, shared = content.clients, _without(SHARED, server)
         if shared.keys() != simulation.state.shared.keys() or not files.keys() <= {r.id for r in simulation.roster}:
             raise CheckpointBroken(f"The checkpoint in {self.folder} is of another simulation.")
         simulation.state = ServerState(shared, _without(_PRIVATE, server))
-        simulation.round = int(content["round"])
+        simulation.round = content.round
         for client in simulation.clients:
             if client.record.id in files:
                 client.leave_in(files[client.record.id])
             else:
                 client.private = {}
-        return dict(content["notes"])
+        return content.notes
+
+    def _content(self) -> _Content:
+        stored = json.loads((self.folder / "checkpoint.json").read_text())
+        clients = {name: self.folder / file for name, file in stored["clients"].items()}
+        return _Content(int(stored["round"]), self.folder / stored["server"], clients, dict(stored["notes"]))
 
     def _write(self, name: str, tensors: Tensors) -> None:
         # Clones, because the format does not take two names of one tensor.

@@ -7,12 +7,14 @@ the others go on.
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,25 +137,34 @@ class ProcessEngine:
         except BrokenPipeError:
             pass  # it has ended, and reading says so
         for line in child.stdout:
-            message: dict[str, Any] = json.loads(line)
+            message = _message(line)
+            if message is None and not line.endswith("\n"):
+                break  # it ended in the middle of a word
+            if message is None:
+                child.kill()
+                child.wait()  # or it would be given the next cell
+                reason = f"The worker process gave no answer but {line.strip()[:80]!r}."
+                return {"reason": reason, "details": f"See {self._log}."}
             if "round" not in message:
                 return message
             with self._lock:
                 if not self._stopping:
                     listener.on_round(cell, message["round"])
-        reason = f"The worker process ended with code {child.wait()}; out of memory?"
-        return {"reason": reason, "details": f"See {self._log}."}
+        code = child.wait()
+        ended = "was killed; out of memory?" if code == -signal.SIGKILL else f"ended with code {code}."
+        return {"reason": f"The worker process {ended}", "details": f"See {self._log}."}
 
     def _start(self) -> "subprocess.Popen[str]":
         with self._lock, self._log.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "lab.worker"],
+                [sys.executable, "-P", "-m", "lab.worker"],  # -P: no module of the folder that we happen to be in
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 text=True,
                 encoding="utf-8",
+                errors="replace",
                 start_new_session=True,  # Ctrl-C reaches it through this process alone
             )
             self._running.add(child)
@@ -164,7 +175,8 @@ class ProcessEngine:
             return
         for stream in (child.stdin, child.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # a job that it did not live to read
+                    stream.close()
         child.wait()
         self._running.discard(child)
 
@@ -173,3 +185,12 @@ class ProcessEngine:
         with self._lock:
             for child in self._running:
                 child.kill()
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """What a worker says; None if a worker does not say such things."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and message.keys() & {"round", "result", "reason"} else None

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from lab.cells import Cell
 from lab.datasets.clients import Negatives
 from lab.datasets.registry import DataSettings, known
+from lab.experiment_faults import faults_of
 from shared.heterogeneity import classes_per_client
 from shared.method_options import Frozen
 from shared.plan import FederationPlan, Name, Preset
@@ -52,6 +53,7 @@ class MethodEntry(Frozen):
     method: Overrides = Field(description="The plan's [method] table.")
     plan: Overrides = Field({}, description="Further plan settings for this column.")
     small: Overrides = Field({}, description="What the [method] table says besides under `--scale small`.")
+    on: dict[str, Overrides] = Field({}, description="What it says besides on the data sets of these names.")
     dh: tuple[Share, ...] | None = Field(None, description="Only at these; unset: at all.")
     vary: tuple[float | int | str, ...] | None = Field(
         None, description="Only at these values of the varied setting; unset: at all."
@@ -92,7 +94,7 @@ class Experiment(Frozen):
     name: Name
     title: str
     paper: str | None = Field(None, description="The table of lab/paper_results.toml with the paper's numbers.")
-    kind: Literal["federations", "communication", "motivation"] = "federations"
+    kind: Literal["federations", "communication", "motivation", "distribution"] = "federations"
     figure: Literal["none", "curves", "lines", "umap"] = "none"
     rounds: int = Field(100, ge=1)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
@@ -196,21 +198,7 @@ def load_experiment(file: Path) -> Experiment:
         experiment = Experiment.model_validate(data)
     except ValidationError as error:
         raise ExperimentError(_all_faults(file.name, _causes(fault_lines(error)))) from error
-    faults = [
-        f"{name}: at least one is needed"
-        for name in ("data", "methods")
-        if experiment.kind == "federations" and not getattr(experiment, name)
-    ]
-    labels = [method.label for method in experiment.methods]
-    varied = {value for vary in (experiment.vary, experiment.small.vary) if vary for value in vary.values}
-    faults += [
-        f"methods: {method.label!r} is for {value!r}, which is no value of [vary]"
-        for method in experiment.methods
-        for value in method.vary or ()
-        if value not in varied
-    ]
-    faults += [f"methods: two have the label {label!r}" for label in sorted(set(labels)) if labels.count(label) > 1]
-    if faults:
+    if faults := faults_of(experiment):
         raise ExperimentError(_all_faults(file.name, faults))
     return experiment
 
@@ -243,7 +231,7 @@ def _complete_plan(
         {"image": known(entry.name).image.model_dump()},
         experiment.plan,
         entry.plan,
-        {"preset": method.preset, "method": method.method},
+        {"preset": method.preset, "method": merge(method.method, method.on.get(entry.name, {}))},
         method.plan,
         last_word,
         _nested(experiment.vary.key, value) if experiment.vary else {},

@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG; needs the extra `figures`."""
+"""Figures as SVG and PNG, a function each; needs the extra `figures`."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch import nn
 
 from lab.cells import Cell, Workspace, build_simulation
 from lab.checkpoints import Checkpoint
+from lab.distribution import shares_of
 from lab.experiment import Experiment
 from lab.motivation import cosine_example, linear_example
 from lab.results import Result, data_of
@@ -23,31 +24,32 @@ from shared.problems import DistransError
 _MOST_NAMES = 20  # a legend with more of them is no help
 
 
-def draw_curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
-    """Accuracy over rounds: a panel for each data set, number of clients and DH; a line a method."""
+def curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+    """Accuracy over rounds: a panel for each data set, number of clients, DH and varied value; a line a method."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         cell = result["cell"]
-        groups.setdefault((data_of(result), cell["clients"], cell["dh"]), []).append(result)
+        varied = "" if cell["varied"] is None else f", {cell['varied']}"
+        groups.setdefault((data_of(result), cell["clients"], cell["dh"], varied), []).append(result)
     figure, axes = _panels(len(groups))
-    for axis, ((data, clients, dh), members) in zip(axes, sorted(groups.items()), strict=True):
+    for axis, ((data, clients, dh, varied), members) in zip(axes, sorted(groups.items()), strict=True):
         for label in [method.label for method in experiment.methods]:
             curves = [member["curve"] for member in members if member["cell"]["label"] == label]
             if curves:
                 rounds = [row["round"] for row in curves[0]]
                 _line(axis, rounds, [[row["accuracy"] for row in curve] for curve in curves], label)
-        axis.set(title=f"{data}, {clients} clients, DH {dh:.0%}", xlabel="round", ylabel="accuracy")
+        axis.set(title=f"{data}, {clients} clients, DH {dh:.0%}{varied}", xlabel="round", ylabel="accuracy")
         axis.legend(fontsize="small")
     _save(figure, folder / experiment.name)
 
 
-def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
-    """Accuracy over the varied setting: a line for each data set, DH and method."""
+def lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+    """Accuracy over the varied setting: a line for each data set, number of clients, DH and method."""
     figure, (axis,) = _panels(1)
     groups: dict[str, dict[Any, list[float]]] = {}
     for result in results:
         cell = result["cell"]
-        name = f"{data_of(result)}, DH {cell['dh']:.0%}"
+        name = f"{data_of(result)}, {cell['clients']} clients, DH {cell['dh']:.0%}"
         name += f", {cell['label']}" if len(experiment.methods) > 1 else ""
         groups.setdefault(name, {}).setdefault(cell["varied"], []).append(result[experiment.accuracy]["accuracy"])
     for name, points in groups.items():
@@ -59,7 +61,7 @@ def draw_lines(experiment: Experiment, results: Sequence[Result], folder: Path) 
     _save(figure, folder / experiment.name)
 
 
-def draw_umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
+def umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
     """The features of test images in each method's global model, each image at the client that has its class."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own dependencies
@@ -129,7 +131,18 @@ def _client_features(
     return torch.cat(seen).numpy(), torch.cat(labels).numpy()
 
 
-def draw_motivation(folder: Path) -> None:
+def distribution(experiment: Experiment, folder: Path) -> None:
+    """A panel for each data set, number of clients and DH: which fraction of each class is at which client."""
+    divisions = list(shares_of(experiment))
+    figure, axes = _panels(len(divisions))
+    for axis, (title, shares) in zip(axes, divisions, strict=True):
+        picture = axis.imshow(shares.values.T, aspect="auto", vmin=0, vmax=1, cmap="viridis")
+        axis.set(title=title, xlabel="client", ylabel="class")
+    figure.colorbar(picture, ax=axes, label="fraction of the class")
+    _save(figure, folder / experiment.name)
+
+
+def motivation(folder: Path) -> None:
     """Both motivating examples: the clients' losses over w; a federation's loss over rounds and over its weights."""
     figure, (left, middle, right) = _panels(3)
     cosine = cosine_example()

@@ -9,7 +9,6 @@ An input x is shifted to x + p·x + q, where p is fixed and q is the client's ow
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +88,8 @@ def linear_example(
     return LinearExample(np.array(losses), np.array(path), offsets)
 
 
-def motivation_report(folder: Path) -> str:
-    """Both examples in numbers, and their figure where matplotlib is installed."""
+def motivation_table() -> str:
+    """Both examples in numbers."""
     cosine = cosine_example()
     lines = [
         "## cos(wx)\n",
@@ -105,14 +104,7 @@ def motivation_report(folder: Path) -> str:
     for means in ((0.0, 0.0), (1.0, -1.0)):
         plain, shifted = (linear_example(with_offsets=use, noise_means=means) for use in (False, True))
         lines.append(f"| {means[0]:g}, {means[1]:g} | {plain.losses[-1]:.4f} | {shifted.losses[-1]:.4f} |")
-    try:
-        from lab.figures import draw_motivation
-    except ImportError:
-        lines.append("\nThe figure needs `pip install 'distrans[figures]'`.\n")
-    else:
-        draw_motivation(folder)
-        lines.append("\n![The two examples](motivation.svg)\n")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def _gap(losses: Array) -> float:

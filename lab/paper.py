@@ -17,15 +17,16 @@ def experiment_files() -> list[Path]:
 
 
 def find_experiment(given: Path) -> Path:
-    """The file itself, or the project's one of that name: table1, table1.toml and paper/table1.toml all mean it."""
+    """The file itself, or the project's one that table1, table1.toml or paper/table1.toml means; no other path does."""
     if given.is_file():
         return given
     files = experiment_files()
     for file in files:
-        if given.name in (file.name, file.stem):
+        if given in (Path(file.stem), Path(file.name), Path("paper", file.name)):
             return file
+    what = "experiment" if given == Path(given.name) else "file"
     names = ", ".join(file.stem for file in files)
-    raise DistransError(f"There is no experiment {given}.", next_step=f"Name a TOML file, or one of {names}.")
+    raise DistransError(f"There is no {what} {given}.", next_step=f"Name a TOML file, or one of {names}.")
 
 
 @functools.cache

@@ -1,13 +1,18 @@
 """`distrans-lab report`: what was measured, beside what the paper says, marked by data and scale."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from lab.cells import Cell
 from lab.checkpoints import replace_text
 from lab.communication import communication_table
+from lab.distribution import distribution_table
 from lab.experiment import Experiment, Scale, load_experiment
+from lab.motivation import motivation_table
 from lab.paper import paper_results, published
 from lab.results import Result, Results, data_of
 from shared.problems import DistransError
@@ -30,68 +35,92 @@ _EXPLAINED = {
     "other model": "*other model*: pFedMe by w_i where it predicts with θ_i, or the other way round.",
 }
 _MEASURES = {"accuracy": "", "masked_accuracy": ", masked", "reweighted_accuracy": ", re-weighted"}
+_MOST_TITLES = 5
 Place = tuple[str, int, float, Any]  # data set, clients, DH, varied value
 
 
-def write_report(folder: Path, data_root: Path) -> Path:
-    """Write DIR/report.md and its figures from the results in the folder; the report's path."""
+def write_report(folder: Path, data_root: Path, scale: Scale | None = None) -> Path:
+    """Write DIR/report.md and its figures from the results in the folder; the report's path.
+
+    A folder may hold results of both scales; without a scale it is that of all of them, or the full one.
+    """
     if not (folder / "experiment.toml").is_file():
         raise DistransError(f"{folder} holds no results.", next_step="Run the experiment first: distrans-lab run FILE.")
     experiment = load_experiment(folder / "experiment.toml")
     parts = [f"# {experiment.title}\n"]
     if experiment.kind == "communication":
         parts.append(communication_table())
+    elif experiment.kind == "distribution":
+        parts.append(distribution_table(experiment))
+        parts.append(_figure(experiment, lambda draw: draw.distribution(experiment, folder)))
     elif experiment.kind == "motivation":
-        from lab.motivation import motivation_report
-
-        parts.append(motivation_report(folder))
+        parts.append(motivation_table())
+        parts.append(_figure(experiment, lambda draw: draw.motivation(folder)))
     else:
-        parts += _federations(experiment, folder, data_root)
+        parts += _federations(experiment, folder, data_root, scale)
     replace_text(folder / "report.md", "\n".join(parts))
     return folder / "report.md"
 
 
-def _federations(experiment: Experiment, folder: Path, data_root: Path) -> list[str]:
-    found = Results(folder).load()
+def _federations(experiment: Experiment, folder: Path, data_root: Path, scale: Scale | None) -> list[str]:
+    stored = Results(folder)
+    found = stored.load()
     if not found:
         raise DistransError(f"{folder} holds no finished federation yet.", next_step="Run the experiment again.")
-    scale: Scale = found[0]["cell"]["scale"]
+    scales: set[Scale] = {result["cell"]["scale"] for result in found}
+    scale = scale or (scales.pop() if len(scales) == 1 else "full")
     wanted = experiment.cells(scale)
-    ids = {cell.id for cell in wanted}
-    results = [result for result in found if result["id"] in ids]  # others are of earlier forms of the file
+    results = stored.of(wanted)
     if not results:
         raise DistransError(
             f"The results in {folder} are of another form of the experiment.", next_step="Run it again."
         )
     experiment = experiment.scaled(scale)
-    parts = [_settings(experiment, results, scale, len(wanted)), accuracy_table(experiment, results)]
+    others = sum(result["cell"]["scale"] == scale for result in found) - len(results)
+    parts = [_settings(experiment, results, scale, len(wanted), others), accuracy_table(experiment, results)]
     if experiment.reach:
         parts.append(rounds_table(experiment, results))
     parts.append(details_table(experiment, results))
-    if experiment.figure != "none":
-        parts.append(_figure(experiment, results, folder, data_root))
+    done = {result["id"] for result in results}
+    if left := [cell for cell in wanted if cell.id not in done]:
+        parts.append(_missing(left, stored))
+    if experiment.figure == "umap":
+        parts.append(_figure(experiment, lambda draw: draw.umap(experiment, results, folder, data_root)))
+    elif experiment.figure != "none":
+        parts.append(_figure(experiment, lambda draw: getattr(draw, experiment.figure)(experiment, results, folder)))
     return parts
 
 
-def _figure(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> str:
+def _figure(experiment: Experiment, draw: Callable[[ModuleType], None]) -> str:
+    """The figure's line in the report; a figure that cannot be drawn is no reason to have no report."""
     try:
         from lab import figures
 
-        if experiment.figure == "umap":
-            figures.draw_umap(experiment, results, folder, data_root)
-        else:
-            draw = figures.draw_curves if experiment.figure == "curves" else figures.draw_lines
-            draw(experiment, results, folder)
+        draw(figures)
     except ImportError:
         return "The figure needs `pip install 'distrans[figures]'`.\n"
+    except DistransError as error:
+        return f"There is no figure: {error}\n"
     return f"![{experiment.title}]({experiment.name}.svg)\n"
 
 
-def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int) -> str:
+def _missing(cells: Sequence[Cell], stored: Results) -> str:
+    """The federations without a result, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        reasons.setdefault(stored.failure(cell) or "not run yet", []).append(cell.title)
+    lines = [f"- {reason} ({len(titles)}: {'; '.join(titles[:_MOST_TITLES])}" for reason, titles in reasons.items()]
+    ends = ["; …)\n" if len(titles) > _MOST_TITLES else ")\n" for titles in reasons.values()]
+    return "## Not there\n\n" + "".join(line + end for line, end in zip(lines, ends, strict=True))
+
+
+def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int, others: int) -> str:
     words = (
         f"Scale **{scale}**: {len(results)} of {wanted} federations done, accuracy of the {experiment.accuracy} round, "
         "mean ± standard deviation (seeds)."
     )
+    if others:
+        words += f" Of other forms of this experiment {others} more are there, which are left out."
     if scale == "small":
         words += (
             " This is the small form: other networks, images or rounds than the paper's, "
@@ -107,12 +136,15 @@ def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wan
             f"{cell['plan']['rounds']['count']} rounds",
             data["classes"] and f"{data['classes']} classes",
             data["train_per_class"] and f"{data['train_per_class']} training images a class",
+            data["test_per_class"] and f"{data['test_per_class']} test images a class",
             cell["stands_for"] and f"in the place of {cell['stands_for']}",
         ]
         line = ", ".join(fact for fact in facts if fact)
         if line not in described.setdefault(data_of(result), []):
             described[data_of(result)].append(line)
-    return words + "\n\n" + "".join(f"- {name}: {'; or '.join(lines)}\n" for name, lines in described.items())
+    made = {f"distrans {result['versions']['distrans']} and torch {result['versions']['torch']}" for result in results}
+    lines = [f"- {name}: {'; or '.join(lines)}\n" for name, lines in described.items()]
+    return f"{words}\n\n{''.join(lines)}- computed with {'; or '.join(sorted(made))}\n"
 
 
 def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
@@ -133,7 +165,7 @@ def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
                     row.append(found + (f" · paper {known:.3f}" if known is not None else ""))
                 rows.append(row)
         title = data if paper_data == data else f"{data} (paper: {paper_data})"
-        parts.append(f"### {title}\n\n" + markdown(header, [row for row in rows if set(row[1:]) != {"–"}]))
+        parts.append(f"### {title}\n\n" + markdown(header, rows))
     return "\n".join(parts)
 
 
@@ -152,7 +184,7 @@ def _values(results: Sequence[Result], place: Place, label: str, which: str, nam
 
 
 def rounds_table(experiment: Experiment, results: Sequence[Result]) -> str:
-    """Median over seeds of the rounds until each accuracy is exceeded, with the paper's number."""
+    """Median over seeds of the rounds until each accuracy is exceeded, with the paper's number; a dash: never."""
     rows = []
     for place in _places(results):
         for label in [method.label for method in experiment.methods]:
@@ -162,8 +194,8 @@ def rounds_table(experiment: Experiment, results: Sequence[Result]) -> str:
             row = [place[0], str(place[1]), f"{place[2]:.0%}", label + ("" if place[3] is None else f" {place[3]}")]
             for target in experiment.reach:
                 firsts = [first_round(curve, target) for curve in curves]
-                reached = [first for first in firsts if first is not None]
-                shown = f"{statistics.median(reached):g}" if len(reached) * 2 > len(firsts) else "–"
+                median = statistics.median(math.inf if first is None else first for first in firsts)
+                shown = f"{median:g}" if median < math.inf else "–"
                 paper = _paper_rounds(label, place[1], target) if experiment.paper == "table5" else None
                 row.append(shown + (f" · paper {paper}" if paper else ""))
             rows.append(row)

@@ -1,7 +1,6 @@
 """`distrans-lab run`: an experiment's cells that are not done yet, with progress, to its results folder."""
 
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from lab.cells import Cell, Workspace
+from lab.checkpoints import replace_text
 from lab.datasets.files import DatasetMissing
 from lab.datasets.registry import locate
 from lab.engines import Engine, ProcessEngine, run_sequentially
@@ -19,6 +19,7 @@ from lab.experiment import Experiment, ExperimentError, Scale
 from lab.results import Results
 from shared.plan import ImagePlan
 from shared.problems import DistransError
+from shared.runtime import select_device
 
 _SECONDS_BETWEEN_LINES = 30
 _SECONDS_BETWEEN_TABLES = 5
@@ -45,13 +46,18 @@ def results_folder(experiment: Experiment, scale: Scale, out: Path | None = None
 
 def run_experiment(console: Console, file: Path, experiment: Experiment, options: RunOptions) -> int:
     """Run what is missing; the number of cells that failed."""
-    cells = select(experiment.cells(options.scale), options.only)
+    every_cell = experiment.cells(options.scale)
+    cells = select(every_cell, options.only)
+    if not (options.engine == "ray" and "RAY_ADDRESS" in os.environ):  # a cluster has devices that are not here
+        select_device(options.device)
     results = Results(results_folder(experiment, options.scale, options.out))
     workers = options.workers or os.cpu_count() or 1
     with results.locked():
-        shutil.copyfile(file, results.folder / "experiment.toml")
+        replace_text(results.folder / "experiment.toml", file.read_text(encoding="utf-8"))
         if experiment.kind != "federations":
             return 0  # nothing is trained; the report computes it
+        for broken in results.broken():
+            _say_red(console, f"{broken} holds no result; its federation counts as not done.")
         left = [cell for cell in cells if not results.has(cell)]
         console.print(
             f"{experiment.title}: {len(cells)} federations at scale {options.scale}, "
@@ -61,7 +67,7 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
         )
         wanted = len(left)
         left = _with_data(left, options.data_root, results, console)
-        board = Board(console, results, left)
+        board = Board(console, results, left, every_cell)
         workspace = Workspace(options.data_root, results.checkpoints, options.device)
         try:
             with board.progress:
@@ -70,9 +76,9 @@ def run_experiment(console: Console, file: Path, experiment: Experiment, options
             console.print(f"Interrupted with {board.finished} of {len(left)} done. Run it again to go on from there.")
             raise
         finally:
-            results.write_tables()
+            results.write_tables(every_cell)
     for cell, reason in board.failed:
-        _say_failure(console, f"{cell.title}: {reason}")
+        _say_red(console, f"failed: {cell.title}: {reason}")
     return len(board.failed) + wanted - len(left)
 
 
@@ -86,7 +92,7 @@ def _with_data(cells: Sequence[Cell], root: Path, results: Results, console: Con
         except DatasetMissing as error:
             for cell in of_set:
                 results.store_failure(cell, str(error), "")
-            _say_failure(console, f"{len(of_set)} federations on {name}: {error}")
+            _say_red(console, f"failed: {len(of_set)} federations on {name}: {error}")
             continue
         except (DistransError, OSError):
             pass  # what else is wrong with a set is the reason of its cells
@@ -94,12 +100,12 @@ def _with_data(cells: Sequence[Cell], root: Path, results: Results, console: Con
     return kept
 
 
-def _say_failure(console: Console, words: str) -> None:
-    console.print(f"failed: {words}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _say_red(console: Console, words: str) -> None:
+    console.print(words, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that meet all filters like `dh=0.8`; filters of one name are alternatives."""
+    """The cells that meet all filters like `dh=0.8`; filters of one name are alternatives, and each must be there."""
     wanted: dict[str, set[str]] = {}
     for text in only:
         name, equals, value = text.partition("=")
@@ -107,16 +113,24 @@ def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
             raise ExperimentError(
                 f"--only {text} is no filter.", next_step=f"Use NAME=VALUE with {', '.join(_FILTERS)}."
             )
+        there = {_canonical(shown): shown for shown in (_shown(cell, name) for cell in cells)}
+        if _canonical(value) not in there:
+            raise ExperimentError(
+                f"No federation of this experiment has {text}.",
+                next_step=f"There is {name}={', '.join(there.values())}.",
+            )
         wanted.setdefault(name, set()).add(_canonical(value))
-    chosen = [cell for cell in cells if all(_value(cell, name) in values for name, values in wanted.items())]
+    chosen = [
+        cell for cell in cells if all(_canonical(_shown(cell, name)) in values for name, values in wanted.items())
+    ]
     if wanted and not chosen:
         raise ExperimentError("No federation of this experiment meets the filters of --only.")
     return chosen
 
 
-def _value(cell: Cell, name: str) -> str:
+def _shown(cell: Cell, name: str) -> str:
     values = {"data": cell.data.name, "shift": cell.data.shift, "method": cell.label, "vary": cell.varied}
-    return _canonical(str(values[name] if name in values else getattr(cell, name)))
+    return str(values[name] if name in values else getattr(cell, name))
 
 
 def _canonical(value: str) -> str:
@@ -146,6 +160,7 @@ class Board:
     console: Console
     results: Results
     cells: Sequence[Cell]
+    tabled: Sequence[Cell]  # also those done before, or left out this time
     finished: int = 0
     failed: list[tuple[Cell, str]] = field(default_factory=list)
 
@@ -194,7 +209,7 @@ class Board:
         self._rounds.count(cell.id, cell.rounds)
         self._say(f"[{self.finished + len(self.failed)} of {len(self.cells)}] {cell.title}: {words}")
         if time.monotonic() - self._written > _SECONDS_BETWEEN_TABLES:
-            self.results.write_tables()
+            self.results.write_tables(self.tabled)
             self._written = time.monotonic()
 
     def _say(self, words: str) -> None:

@@ -1,8 +1,9 @@
 """What the three command lines have in common: `--version`, and errors without a traceback."""
 
+import errno
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -22,8 +23,16 @@ VersionOption = Annotated[
 ]
 
 
+_NEXT_STEPS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room on the disk, then run it again."),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Name another place, or change its permissions."),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST), "Check the path, or name another."),
+}
+_FAULTS_OF_PROGRAMS = (errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTSOCK)
+
+
 def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
-    """Run a command line; an error that a person can cause is one message on stderr and exit code 1.
+    """Run a command line; an error that a person or the system can cause is one message on stderr and exit code 1.
 
     `next_steps` says, by code, what to do about errors that leave it to the program.
     """
@@ -31,8 +40,21 @@ def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
         app()
     except DistransError as error:
         next_step = error.next_step or (next_steps or {}).get(error.code)
-        text = f"error: {error.message}" if next_step is None else f"error: {error.message} {next_step}"
-        Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)
-        sys.exit(1)
+        _end(error.message if next_step is None else f"{error.message} {next_step}")
+    except OSError as error:
+        if error.errno in _FAULTS_OF_PROGRAMS:
+            raise
+        _end(f"{_cause(error)}. {_NEXT_STEPS.get(error.errno or 0, 'Mend that, then run it again.')}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _cause(error: OSError) -> str:
+    """Without the number that stands before it in `str(error)`."""
+    files = " and ".join(str(file) for file in (error.filename, error.filename2) if file is not None)
+    return ": ".join(part for part in (files, error.strerror) if part) or str(error) or type(error).__name__
+
+
+def _end(words: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"error: {words}", style="red", markup=False, highlight=False)
+    sys.exit(1)

@@ -130,6 +130,14 @@ def test_no_checkpoint_is_none_and_a_broken_or_foreign_one_is_said(tmp_path: Pat
     Checkpoint(tmp_path).save(simulation)
     with pytest.raises(CheckpointBroken, match="another simulation"):
         Checkpoint(tmp_path).restore(Simulation(plan_of(model={"dense_dim": 7}), sites()))
+    whole = json.loads((tmp_path / "checkpoint.json").read_text())
+    for name in whole:
+        (tmp_path / "checkpoint.json").write_text(json.dumps({key: whole[key] for key in whole if key != name}))
+        assert not Checkpoint(tmp_path).is_there()
+        with pytest.raises(CheckpointBroken, match=f"no usable checkpoint: .*{name}"):
+            Checkpoint(tmp_path).restore(simulation)
+    (tmp_path / "checkpoint.json").write_text(json.dumps(whole))
+    assert Checkpoint(tmp_path).is_there()
     (tmp_path / "server-0.safetensors").write_bytes(b"12345678")
     with pytest.raises(CheckpointBroken, match="no usable checkpoint"):
         Checkpoint(tmp_path).restore(simulation)

@@ -92,6 +92,12 @@ class TestExpansion:
         again = cells[0].plan_for(tuple("abcdefghij"))
         assert again.model_dump(mode="json", exclude={"classes"}) == first
 
+    def test_a_method_may_say_more_on_some_data(self) -> None:
+        methods = [{"label": "one", "method": {"name": "distrans"}, "on": {"digits": {"alpha": 0.1}}}]
+        data = [{"name": name, "clients": [10], "dh": [0.0]} for name in ("digits", "cifar10")]
+        cells = experiment(methods=methods, data=data, seeds=[0]).cells("full")
+        assert [cell.plan["method"]["alpha"] for cell in cells] == [0.1, 0.3]
+
     def test_varies_one_setting(self) -> None:
         vary = {"key": "method.alpha", "values": [0.1, 0.5]}
         data = [{"name": "digits", "clients": [10], "dh": [0.8]}]
@@ -164,6 +170,25 @@ class TestFaults:
                 SMALLEST + '[[methods]]\nlabel = "DisTrans"\nmethod = { name = "fedavg" }',
                 "two have the label 'DisTrans'",
             ),
+            (SMALLEST.replace("rounds = 3", "seeds = [0, 1, 0]"), "seeds: 0 is there twice"),
+            (SMALLEST.replace("[0.8]", "[0.8, 0.8]"), "digits has dh 0.8 twice"),
+            (
+                SMALLEST + '[[data]]\nname = "digits"\nclients = [5]\ndh = [0.6]',
+                "two are digits; give them in two files",
+            ),
+            (SMALLEST.replace('{ name = "distrans" }', "{ alpha = 0.1 }"), "'DisTrans' names no method"),
+            (SMALLEST + "dh = [0.6]", "is for DH 0.6, which no"),
+            (SMALLEST + "on = { digit = { alpha = 0.1 } }", "has settings on 'digit'"),
+            (SMALLEST.replace("rounds = 3", 'paper = "table9"'), "paper: there is no 'table9'; there are table1"),
+            (SMALLEST.replace("dh = [0.8]", 'dh = [0.8]\nstands_for = "mnist"'), "stands for 'mnist'"),
+            (
+                SMALLEST.replace("[[data]]", "plan = { seed = 1, rounds = { count = 7 } }\n[[data]]"),
+                "plan: seed has no effect here: use seeds\n.*rounds.count has no effect here",
+            ),
+            (
+                SMALLEST + '[vary]\nkey = "rounds.count"\nvalues = [1, 2]',
+                "vary: rounds.count cannot be varied",
+            ),
         ],
     )
     def test_of_the_whole_are_said(self, text: str, words: str, tmp_path: Path) -> None:
@@ -203,6 +228,7 @@ EXPECTED = [
     "beyond-nets",
     "beyond-shift",
     "fig-alpha",
+    "fig-distribution",
     "fig-epochs",
     "fig-rounds",
     "fig-umap",
@@ -215,7 +241,7 @@ class TestPaper:
     def test_has_one_file_for_every_table_and_figure(self) -> None:
         assert [file.stem for file in FILES] == EXPECTED
         table1 = FILES[EXPECTED.index("table1")]
-        assert find_experiment(Path("elsewhere/table1.toml")) == find_experiment(Path("table1")) == table1
+        assert find_experiment(Path("table1.toml")) == find_experiment(Path("table1")) == table1
         assert find_experiment(table1) == table1
 
     @pytest.mark.parametrize("scale", ["full", "small"])

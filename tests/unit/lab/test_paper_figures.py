@@ -1,11 +1,17 @@
-"""The parts of the paper that need no federation: bytes and the two motivating examples."""
+"""The parts of the paper that need no federation: bytes, splits and the two motivating examples."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from lab.communication import communication_table, model_bytes
-from lab.motivation import cosine_example, linear_example, motivation_report
+from lab.distribution import distribution_table
+from lab.experiment import load_experiment
+from lab.motivation import cosine_example, linear_example
+from lab.paper import find_experiment
+from lab.report import write_report
 
 
 def test_the_byte_table_has_the_models_bytes_and_the_papers() -> None:
@@ -33,6 +39,19 @@ def test_an_offset_helps_a_linear_model_only_against_a_constant() -> None:
     assert abs(loss(True, (0.0, 0.0)) - loss(False, (0.0, 0.0))) < 0.05
 
 
-def test_the_motivation_report_has_its_figure(tmp_path: Path) -> None:
-    assert "motivation.svg" in motivation_report(tmp_path)
-    assert (tmp_path / "motivation.svg").exists()
+def test_the_splits_of_the_paper_s_figure_have_its_dh() -> None:
+    lines = distribution_table(load_experiment(find_experiment(Path("fig-distribution")))).splitlines()[2:]
+    cells = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+    assert [cell[1:] for cell in cells] == [
+        ["0%", "10", "10"],
+        ["40%", "6", "6"],
+        ["60%", "4", "4"],
+        ["100%", "1", "1"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["motivation", "fig-distribution"])
+def test_a_report_without_federations_has_its_figure(name: str, tmp_path: Path) -> None:
+    shutil.copyfile(find_experiment(Path(name)), tmp_path / "experiment.toml")
+    assert f"{name}.svg" in write_report(tmp_path, tmp_path).read_text()
+    assert (tmp_path / f"{name}.svg").exists()

@@ -1,6 +1,7 @@
 """Running experiments: results, resuming, failures, engines, reports. Real federations on a few digits."""
 
 import csv
+import errno
 import importlib.util
 import io
 import json
@@ -13,15 +14,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from lab import cells as cells_module
-from lab.__main__ import app
-from lab.experiment import load_experiment
-from lab.report import first_round, spread, write_report
+from lab.__main__ import app, main
+from lab.experiment import ExperimentError, load_experiment
+from lab.report import first_round, rounds_table, spread, write_report
 from lab.results import Results
-from lab.runs import Board, Clock, RunOptions, run_experiment
+from lab.runs import Board, Clock, RunOptions, run_experiment, select
+from shared.command_line import run as run_program
 from shared.problems import DistransError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,6 +185,50 @@ class TestARun:
         with Results(tmp_path / "out").locked(), pytest.raises(DistransError, match="Another run"):
             run(file, tmp_path / "out")
 
+    def test_says_which_files_hold_no_result_and_runs_their_cells(
+        self, finished: tuple[Path, int, str], file: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(finished[0] / "cells", tmp_path / "out" / "cells")
+        broken = min((tmp_path / "out" / "cells").iterdir())
+        broken.write_text("{}")
+        failures, printed = run(file, tmp_path / "out")
+        assert failures == 0
+        assert f"{broken} holds no result; its federation counts as not done.\n" in printed
+        assert "3 of them done before" in printed
+        assert measured(tmp_path / "out") == measured(finished[0])
+
+    def test_has_tables_of_the_present_form_of_the_file_and_of_all_its_cells(
+        self, finished: tuple[Path, int, str], file: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(finished[0] / "cells", tmp_path / "out" / "cells")
+        file.write_text(file.read_text().replace("lr = 0.1", "lr = 0.2"))
+        for seed in (0, 1):
+            run(file, tmp_path / "out", only=(f"seed={seed}", "method=FedAvg"))
+        with (tmp_path / "out" / "results.csv").open() as handle:
+            assert [(line["label"], line["seed"]) for line in csv.DictReader(handle)] == [
+                ("FedAvg", "0"),
+                ("FedAvg", "1"),
+            ]
+        assert len(Results(tmp_path / "out").load()) == 6
+
+    def test_of_the_file_that_a_folder_of_results_keeps(self, finished: tuple[Path, int, str], tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        shutil.copytree(finished[0], folder)
+        assert "4 of them done before" in run(folder / "experiment.toml", folder)[1]
+
+    def test_a_wrong_device_is_said_before_anything_is_run(self, file: Path, tmp_path: Path) -> None:
+        with pytest.raises(DistransError, match="device 'gpu' cannot be used here"):
+            run(file, tmp_path / "out", device="gpu")
+        assert not (tmp_path / "out").exists()
+
+    def test_a_cluster_may_have_a_device_that_is_not_here(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
+        monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+        with pytest.raises(DistransError, match="Ray is not installed"):
+            run(file, tmp_path / "out", engine="ray", device="gpu")
+
     def test_an_unknown_engine_is_an_error(self, file: Path, tmp_path: Path) -> None:
         with pytest.raises(DistransError, match="no engine 'gpu'"):
             run(file, tmp_path / "out", engine="gpu")
@@ -222,7 +269,76 @@ def test_every_engine_has_the_same_results_and_reports_failures(
     assert measured(tmp_path / "many") == measured(with_failure / "one") != {}
 
 
+def test_workers_do_not_import_what_lies_in_the_current_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    Path("server.py").write_text("print('Hello')\n")
+    failures, printed = run(file, tmp_path / "out", engine="processes", workers=1, only=("seed=0", "method=FedAvg"))
+    assert failures == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("only", "words"),
+    [
+        (("method=FedAvg", "method=FedAvgg"), "has method=FedAvgg. There is method=DisTrans, FedAvg."),
+        (("dh=100%", "dh=.7"), "has dh=.7. There is dh=1.0."),
+        (("seed=0", "vary=3"), "has vary=3. There is vary=None."),
+    ],
+)
+def test_a_filter_that_meets_no_cell_is_refused_beside_one_that_does(
+    only: tuple[str, str], words: str, file: Path
+) -> None:
+    with pytest.raises(ExperimentError) as raised:
+        select(load_experiment(file).cells("full"), only)
+    assert str(raised.value) == f"No federation of this experiment {words}"
+
+
 class TestTheCommandLine:
+    def test_says_in_a_line_what_the_system_refuses(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "afile").touch()
+        monkeypatch.setattr(sys, "argv", ["distrans-lab", "run", str(file), "--out", str(tmp_path / "afile")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 1
+        words = f"error: {tmp_path}/afile/cells: Not a directory. Check the path, or name another.\n"
+        assert capsys.readouterr().err == words
+
+    @pytest.mark.parametrize(
+        ("number", "words"),
+        [
+            (errno.ENOSPC, "a: No space left on device. Make room on the disk, then run it again."),
+            (errno.EROFS, "a: Read-only file system. Name another place, or change its permissions."),
+            (errno.ENOLCK, "a: No locks available. Mend that, then run it again."),
+        ],
+    )
+    def test_says_what_to_do_about_it(self, number: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.outcome_of(OSError(number, os.strerror(number), "a")) == 1
+        assert capsys.readouterr().err == f"error: {words}\n"
+
+    def test_does_not_hide_what_a_program_does_wrong(self) -> None:
+        for error in (OSError(errno.EBADF, "Bad file descriptor"), KeyError("round")):
+            with pytest.raises(type(error)):
+                self.outcome_of(error)
+
+    @staticmethod
+    def outcome_of(error: Exception) -> object:
+        """The exit code of a program in which this error is raised."""
+        program = typer.Typer(pretty_exceptions_enable=False)
+
+        @program.command()
+        def fail() -> None:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["program"])
+            with pytest.raises(SystemExit) as ended:
+                run_program(program)
+        return ended.value.code
+
     def test_runs_and_reports_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert CliRunner().invoke(app, ["run", "table7"]).exit_code == 0
@@ -252,11 +368,44 @@ class TestAReport:
             assert f"| FedAvg, {control} | {spread(values)} |" in text
         assert "DisTrans, masked" not in text
         assert "Scale **full**: 4 of 4 federations done" in text
-        assert "16 training images a class, in the place of cifar10" in text
+        assert "16 training images a class, 6 test images a class, in the place of cifar10" in text
         assert "| > 0 | > 1 |" in text
         assert "| digits | 10 | 100% | FedAvg | 1 | – |" in text
         assert (folder / "try.svg").read_text().startswith("<?xml")
         assert (folder / "try.png").stat().st_size > 1000
+
+    def test_names_what_is_not_there_and_why_and_what_is_left_out(
+        self, finished: tuple[Path, int, str], tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "out"
+        shutil.copytree(finished[0], folder)
+        stored, cells = Results(folder), load_experiment(folder / "experiment.toml").cells("full")
+        gone = [cell for cell in cells if cell.label == "FedAvg"]
+        for cell in gone:
+            (folder / "cells" / f"{cell.id}.json").unlink()
+        stored.store_failure(gone[0], "Training diverged.", "details")
+        text = write_report(folder, tmp_path).read_text()
+        assert "2 of 4 federations done" in text
+        assert f"- Training diverged. (1: {gone[0].title})\n- not run yet (1: {gone[1].title})\n" in text
+        assert "| FedAvg | – · paper 0.726 |" in text
+        assert "left out" not in text
+        file = folder / "experiment.toml"
+        file.write_text(file.read_text().replace("seeds = [0, 1]", "seeds = [0]"))
+        assert "Of other forms of this experiment 1 more" in write_report(folder, tmp_path).read_text()
+
+    def test_without_its_figure_is_a_report_all_the_same(self, tmp_path: Path) -> None:
+        file = tmp_path / "try.toml"
+        file.write_text(TEXT.replace("FIGURE", "umap"))
+        run(file, tmp_path / "out", only=("seed=0", "method=FedAvg"))
+        shutil.rmtree(tmp_path / "out" / "checkpoints")
+        assert "There is no figure: The trained model of" in write_report(tmp_path / "out", tmp_path).read_text()
+
+    def test_counts_seeds_that_never_reach_an_accuracy_in_its_median(self, finished: tuple[Path, int, str]) -> None:
+        experiment = load_experiment(finished[0] / "experiment.toml").model_copy(update={"reach": (0.5,)})
+        result = next(r for r in Results(finished[0]).load() if r["cell"]["label"] == "FedAvg")
+        curves = [[{"round": n, "accuracy": 0.6 if n >= first else 0.1} for n in range(1, 21)] for first in (5, 10, 99)]
+        text = rounds_table(experiment, [result | {"curve": curve} for curve in curves])
+        assert "| digits | 10 | 100% | FedAvg | 10 " in text
 
     def test_of_nothing_says_what_to_do(self, tmp_path: Path) -> None:
         with pytest.raises(DistransError, match="Run the experiment first"):
@@ -315,7 +464,7 @@ def test_tables_of_results_of_different_versions(finished: tuple[Path, int, str]
     for row in (result["last"], *result["curve"]):
         del row["foreign_offset_accuracy"]
     oldest.write_text(json.dumps(result))
-    Results(tmp_path).write_tables()
+    Results(tmp_path).write_tables(load_experiment(finished[0] / "experiment.toml").cells("full"))
     assert all("foreign_offset_accuracy" in (tmp_path / f"{name}.csv").read_text() for name in ("results", "curves"))
 
 

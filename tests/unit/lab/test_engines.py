@@ -1,0 +1,79 @@
+"""The process engine and workers that do not behave; tests/unit/lab/test_runs.py has those that do."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.cells import Cell, Workspace
+from lab.engines import ProcessEngine
+from lab.experiment import Experiment
+
+FINE = """while read -r job; do echo '{"round": 1}'; echo '{"result": {}}'; done"""
+CELLS = Experiment.model_validate(
+    {
+        "name": "try",
+        "title": "A try",
+        "seeds": [0, 1, 2],
+        "data": [{"name": "digits", "clients": [10], "dh": [1.0]}],
+        "methods": [{"label": "FedAvg", "method": {"name": "fedavg"}}],
+    }
+).cells("full")
+
+
+class Told:
+    """What the engine says of each cell, by seed."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, str] = {}
+
+    def on_round(self, cell: Cell, done: int) -> None:
+        assert done == 1
+        assert cell.seed not in self.ends
+
+    def on_finished(self, cell: Cell, result: dict[str, Any]) -> None:
+        assert result == {}
+        self.ends[cell.seed] = "finished"
+
+    def on_failed(self, cell: Cell, reason: str, details: str) -> None:
+        assert "workers.log" in details
+        self.ends[cell.seed] = reason
+
+
+def run(first: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """What becomes of three cells when the first worker is this shell script and the others are fine."""
+    python, mark = folder / "python", shlex.quote(str(folder / "mark"))
+    python.write_text(f"#!/bin/sh\nif [ ! -e {mark} ]; then\n: > {mark}\n{first}\nelse\n{FINE}\nfi\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    told = Told()
+    ProcessEngine(1, folder / "workers.log")(CELLS, Workspace(folder, folder), told)
+    return told.ends
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo Hello; exec sleep 600", "The worker process gave no answer but 'Hello'."),
+        ("printf '\\377\\n'; exec sleep 600", "The worker process gave no answer but '\ufffd'."),
+        ("echo 42; exec sleep 600", "The worker process gave no answer but '42'."),
+        ("echo '{}'; exec sleep 600", "The worker process gave no answer but '{}'."),
+        ("kill -9 $$", "The worker process was killed; out of memory?"),
+        ("printf '{\"rou'; kill -9 $$", "The worker process was killed; out of memory?"),
+        ("exit 3", "The worker process ended with code 3."),
+    ],
+)
+def test_a_worker_that_fails_costs_its_cell_and_says_why(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(script, tmp_path, monkeypatch) == {0: reason, 1: "finished", 2: "finished"}
+
+
+def test_a_worker_that_ends_before_it_reads_a_job_costs_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "read -r job; exec 0<&-; echo '{\"result\": {}}'; exec 1>&-; sleep 1; exit 3"  # time to be given another
+    ends = run(script, tmp_path, monkeypatch)
+    assert ends == {0: "finished", 1: "The worker process ended with code 3.", 2: "finished"}

@@ -36,6 +36,7 @@ offset_gradient = "mean"               # or "sum" over the images of a batch
 shared_offset = false                  # a control: one offset for all
 offset_aggregation = "auto"            # "network" below the threshold of DH, else "none"; or "none", "mean", "network"
 # dh_threshold = 0.0                   # above 0, the network takes the place of what the offsets have learned
+offset_backup = false                  # true: the coordinator keeps a copy, for a site that has lost its own
 batchnorm = "two-passes"               # or "joint", or "separate" layers for each channel
 batchnorm_statistics = "averaged"      # or "private": kept at each site
 shared_dropout = false                 # true: the same features are left out in both channels

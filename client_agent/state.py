@@ -1,7 +1,7 @@
 """The agent's folder: identity, private tensors, the upload in flight, the last models, and what was measured.
 
 identity.json            who it is (0600)
-private.safetensors      tensors that never leave the site, such as the offset
+private.safetensors      tensors that a method keeps at the site, such as the offset
 pending/                 an upload not yet acknowledged, with the private tensors that go with it
 models/N/                model, personal and private tensors as they belong together
 baseline.safetensors     the model trained on this site's data alone (--local-baseline)

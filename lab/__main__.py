@@ -140,7 +140,9 @@ def report(
 
     folder = source
     if not source.is_dir():
-        folder = results_folder(load_experiment(find_experiment(source)), scale.value if scale else "full")
+        experiment = load_experiment(find_experiment(source))
+        folders = [results_folder(experiment, one.value) for one in ([scale] if scale else Scale)]
+        folder = next((found for found in folders if found.is_dir()), folders[0])
     written = write_report(folder, find_root(data_root), scale.value if scale else None)
     typer.echo(written.read_text(encoding="utf-8"))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.datasets.registry import KNOWN
+from lab.datasets.registry import KNOWN, known
 from lab.paper import paper_results
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ _SET_ELSEWHERE = {
     "name": "the experiment's own is used",
     "seed": "use seeds",
     "classes": "they are the data set's; use classes of [[data]] to take fewer",
-    "preset": "use preset of [[methods]]",
     "rounds.count": "use rounds of the experiment or of [[data]]",
     "rounds.target_accuracy": "every federation runs all of its rounds; reach reports when an accuracy is exceeded",
     "rounds.patience": "every federation runs all of its rounds",
@@ -31,8 +30,11 @@ def _missing(experiment: "Experiment") -> Iterator[str]:
         if not getattr(experiment, name):
             yield f"{name}: at least one is needed"
     for method in experiment.methods:
-        if "name" not in method.method:
+        if "name" not in {**experiment.plan.get("method", {}), **method.method}:
             yield f"methods: {method.label!r} names no method; use method = {{ name = … }}"
+    for entry in experiment.data if experiment.kind == "distribution" else ():
+        if not (entry.classes or known(entry.name).classes):
+            yield f"data: say how many classes {entry.name} has; its images are not looked at"
 
 
 def _repeated(experiment: "Experiment") -> Iterator[str]:
@@ -43,9 +45,12 @@ def _repeated(experiment: "Experiment") -> Iterator[str]:
         for seed in _twice(seeds):
             yield f"{field}: {seed} is there twice"
     for field, entries in (("data", experiment.data), ("small.data", small.data or ())):
-        for title in _twice([entry.title for entry in entries]):
-            # Results are told apart by the set's title: two of one title would count as seeds of one.
-            yield f"{field}: two are {title}; give them in two files, or what differs as [vary]"
+        places = [
+            (entry.title, clients, dh) for entry in entries for clients in set(entry.clients) for dh in set(entry.dh)
+        ]
+        for title in dict.fromkeys(title for title, _, _ in _twice(places)):
+            # Results are told apart by these: two of one place would count as seeds of one.
+            yield f"{field}: two are {title} with the same clients and DH; use two files, or [vary] for what differs"
         for entry in entries:
             for name in ("clients", "dh"):
                 for value in _twice(getattr(entry, name)):

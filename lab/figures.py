@@ -98,7 +98,7 @@ def trained_features(
     simulation = build_simulation(cell, workspace)
     if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
         raise DistransError(f"The trained model of {cell.title} is not there any more.", next_step="Run it again.")
-    pairs = [_client_features(simulation, client) for client in simulation.clients]
+    pairs = [_client_features(simulation, client) for client in simulation.clients if client.test.samples]
     features, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return features, labels, simulation.plan.classes
 
@@ -142,7 +142,7 @@ def distribution(experiment: Experiment, folder: Path) -> None:
     _save(figure, folder / experiment.name)
 
 
-def motivation(folder: Path) -> None:
+def motivation(experiment: Experiment, folder: Path) -> None:
     """Both motivating examples: the clients' losses over w; a federation's loss over rounds and over its weights."""
     figure, (left, middle, right) = _panels(3)
     cosine = cosine_example()
@@ -161,7 +161,7 @@ def motivation(folder: Path) -> None:
     right.set(title="wx", xlabel="w₁ + w₂ after each round", ylabel="squared loss")
     for axis in (left, middle, right):
         axis.legend(fontsize="small")
-    _save(figure, folder / "motivation")
+    _save(figure, folder / experiment.name)
 
 
 def _line(axis: Axes, x: Sequence[Any], series: Sequence[Sequence[float]], label: str, marker: str = "") -> None:

@@ -55,7 +55,7 @@ def write_report(folder: Path, data_root: Path, scale: Scale | None = None) -> P
         parts.append(_figure(experiment, lambda draw: draw.distribution(experiment, folder)))
     elif experiment.kind == "motivation":
         parts.append(motivation_table())
-        parts.append(_figure(experiment, lambda draw: draw.motivation(folder)))
+        parts.append(_figure(experiment, lambda draw: draw.motivation(experiment, folder)))
     else:
         parts += _federations(experiment, folder, data_root, scale)
     replace_text(folder / "report.md", "\n".join(parts))

@@ -147,9 +147,11 @@ def _read_into(contents: _Contents, file: Path) -> None:
     except ValidationError:
         return
     present = cell.id
-    if file.stem != present:
-        if present in contents.results:
-            return  # it was run again since
+    if file.stem == present:
+        contents.former_ids.pop(present, None)
+    elif present in contents.results:
+        return  # it was run again since
+    else:
         contents.former_ids[present] = file.stem
     contents.results[present] = result | {"id": present, "cell": cell.model_dump(mode="json")}
 

@@ -42,7 +42,7 @@ def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
         next_step = error.next_step or (next_steps or {}).get(error.code)
         _end(error.message if next_step is None else f"{error.message} {next_step}")
     except OSError as error:
-        if error.errno in _FAULTS_OF_PROGRAMS:
+        if error.errno in _FAULTS_OF_PROGRAMS or not str(error):  # such as a timeout inside the program
             raise
         _end(f"{_cause(error)}. {_NEXT_STEPS.get(error.errno or 0, 'Mend that, then run it again.')}")
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
 def _cause(error: OSError) -> str:
     """Without the number that stands before it in `str(error)`."""
     files = " and ".join(str(file) for file in (error.filename, error.filename2) if file is not None)
-    return ": ".join(part for part in (files, error.strerror) if part) or str(error) or type(error).__name__
+    return ": ".join(part for part in (files, error.strerror or str(error)) if part)
 
 
 def _end(words: str) -> NoReturn:

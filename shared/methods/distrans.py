@@ -120,22 +120,21 @@ class DistransServer(ServerHalf):
         roster: Sequence[ClientRecord],
         facts: Facts,
     ) -> ServerState:
-        private = dict(state.private)
-        if facts[_AGGREGATION] == "mean":
-            offsets = RunningMean()
-            for _, personal in uploads:
+        private, generator, aggregation = dict(state.private), self.options.generator, facts[_AGGREGATION]
+        asks_for_them = aggregation == "network" and (generator.inputs == "embedding+offset" or generator.mix < 1)
+        offsets = RunningMean()
+        trainer = self._generator(state) if aggregation == "network" else None
+        for client, personal in uploads if _is_uploaded(facts, self.options) else ():
+            if aggregation == "mean":
                 offsets.add({"offset": personal["offset"]})
-            private[_MEAN_OFFSET] = offsets.result()["offset"]
-        elif facts[_AGGREGATION] == "network":
-            trainer = self._generator(state)
-            keeps_offsets = self.options.generator.inputs == "embedding+offset" or self.options.generator.mix < 1
-            for client, personal in uploads:
+            if trainer is not None:
                 trainer.regress(_embedding(client, roster), personal["offset"])
-                if keeps_offsets:
-                    private[_LAST_OFFSET + client.id] = personal["offset"]
+            if asks_for_them or self.options.offset_backup:
+                private[_LAST_OFFSET + client.id] = personal["offset"]
+        if aggregation == "mean":
+            private[_MEAN_OFFSET] = offsets.result()["offset"]
+        if trainer is not None:
             private |= {_GENERATOR + name: value for name, value in trainer.state().items()}
-        elif self.options.offset_backup:
-            private |= {_LAST_OFFSET + client.id: personal["offset"] for client, personal in uploads}
         return ServerState(shared=state.shared | mean, private=private)  # what is not averaged stays at its start
 
     @override

@@ -173,8 +173,8 @@ class TestFaults:
             (SMALLEST.replace("rounds = 3", "seeds = [0, 1, 0]"), "seeds: 0 is there twice"),
             (SMALLEST.replace("[0.8]", "[0.8, 0.8]"), "digits has dh 0.8 twice"),
             (
-                SMALLEST + '[[data]]\nname = "digits"\nclients = [5]\ndh = [0.6]',
-                "two are digits; give them in two files",
+                SMALLEST + '[[data]]\nname = "digits"\ntrain_per_class = 9\nclients = [5, 10]\ndh = [0.8]',
+                "two are digits with the same clients and DH; use two files",
             ),
             (SMALLEST.replace('{ name = "distrans" }', "{ alpha = 0.1 }"), "'DisTrans' names no method"),
             (SMALLEST + "dh = [0.6]", "is for DH 0.6, which no"),

@@ -350,6 +350,16 @@ class TestClient:
         assert_equal(lost[0].shared, kept[0].shared)
         assert_equal(lost[1], kept[1])
 
+    @pytest.mark.parametrize("aggregation", ["none", "mean", "network"])
+    def test_the_backup_is_the_last_upload_under_every_aggregation(self, aggregation: str) -> None:
+        plan, uploads = small_plan(offset_backup=True), uploads_of("a", "b")
+        server, older = server_half(plan), ServerState({}, {"offset.of.a": torch.ones(SHAPE)})
+        state = server.finish(older, {}, uploads, ROSTER, {"offset_aggregation": aggregation})
+        for client, uploaded in uploads:
+            personal = server.personal(state, client, ROSTER, {"offset_aggregation": "none"})
+            assert torch.equal(personal["offset_backup"], uploaded["offset"])
+        assert "offset_backup" not in server.personal(state, ROSTER[2], ROSTER, {"offset_aggregation": "none"})
+
     def test_without_a_backup_an_offset_that_is_not_aggregated_stays_at_the_client(self) -> None:
         for backup in (False, True):
             plan = plan_with(offset_backup=backup)

@@ -393,7 +393,8 @@ class TestAReport:
         file.write_text(file.read_text().replace("seeds = [0, 1]", "seeds = [0]"))
         assert "Of other forms of this experiment 1 more" in write_report(folder, tmp_path).read_text()
 
-    def test_without_its_figure_is_a_report_all_the_same(self, tmp_path: Path) -> None:
+    def test_without_its_figure_is_a_report_all_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=None))  # it is not reached
         file = tmp_path / "try.toml"
         file.write_text(TEXT.replace("FIGURE", "umap"))
         run(file, tmp_path / "out", only=("seed=0", "method=FedAvg"))

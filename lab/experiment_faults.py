@@ -30,7 +30,7 @@ def _missing(experiment: "Experiment") -> Iterator[str]:
         if not getattr(experiment, name):
             yield f"{name}: at least one is needed"
     for method in experiment.methods:
-        if "name" not in {**experiment.plan.get("method", {}), **method.method}:
+        if "method.name" not in {*_keys(experiment.plan), *_keys({"method": method.method})}:
             yield f"methods: {method.label!r} names no method; use method = {{ name = … }}"
     for entry in experiment.data if experiment.kind == "distribution" else ():
         if not (entry.classes or known(entry.name).classes):

@@ -109,9 +109,11 @@ def _missing(cells: Sequence[Cell], stored: Results) -> str:
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         reasons.setdefault(stored.failure(cell) or "not run yet", []).append(cell.title)
-    lines = [f"- {reason} ({len(titles)}: {'; '.join(titles[:_MOST_TITLES])}" for reason, titles in reasons.items()]
-    ends = ["; …)\n" if len(titles) > _MOST_TITLES else ")\n" for titles in reasons.values()]
-    return "## Not there\n\n" + "".join(line + end for line, end in zip(lines, ends, strict=True))
+    lines = []
+    for reason, titles in reasons.items():
+        shown = titles[:_MOST_TITLES] + ["…"] * (len(titles) > _MOST_TITLES)
+        lines.append(f"- {reason} ({len(titles)}: {'; '.join(shown)})\n")
+    return "## Not there\n\n" + "".join(lines)
 
 
 def _settings(experiment: Experiment, results: Sequence[Result], scale: str, wanted: int, others: int) -> str:

@@ -11,14 +11,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from server.api import clients, docs_page, errors, federations, operations, rounds
+from server.api import clients, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
-from server.api.headers import SecurityHeaders
 from server.api.news import News
 from server.api.plain_bodies import PlainBodies
 from server.api.proxies import Proxies
-from server.api.request_id import RequestIds
 from server.api.request_limits import RequestLimits
 from server.api.streaming import Stalled
 from server.service.context import Context
@@ -28,6 +26,9 @@ from server.store.schema import require_current
 from server.store.session import Database
 from server.worker import Worker
 from shared import __version__
+from shared.http import docs_page
+from shared.http.headers import SecurityHeaders
+from shared.http.request_id import RequestIds
 from shared.schemas import Problem
 
 DESCRIPTION = """The coordinator of DisTrans federations.

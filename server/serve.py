@@ -15,10 +15,10 @@ from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
-from server.api.request_id import RequestIdFilter
 from server.app import create_app
 from server.settings import Settings
-from server.tls import Tls
+from shared.http.request_id import RequestIdFilter
+from shared.http.tls import Tls
 from shared.problems import DistransError
 
 # Worker processes are started anew and take the settings from here.
@@ -55,7 +55,7 @@ def serve(settings: Settings, listen: Listen) -> None:
         workers=listen.workers,
         **(listen.tls.options() if listen.tls else {}),
         # Named, not imported: a worker process imports it once it can answer its supervisor.
-        http="server.protocol:Protocol",
+        http="shared.http.protocol:Protocol",
         timeout_worker_healthcheck=_WORKER_SILENT_S,
         ws="none",
         access_log=False,

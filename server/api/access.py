@@ -10,11 +10,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from server.api.proxies import CERTIFICATE
 from server.core.errors import NotAllowed, NotAuthenticated, NotFound, TooMany
 from server.service.context import Actor, Context
 from server.service.enrolment import Identity, authenticate
 from server.settings import Settings
+from shared.http.protocol import CERTIFICATE
 
 _bearer = HTTPBearer(auto_error=False, description="The admin's, a client's or an invite's token.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

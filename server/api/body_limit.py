@@ -7,9 +7,9 @@ from http import HTTPStatus
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.errors import problem
 from server.api.proxies import route_path
 from server.api.request_limits import UPLOAD
+from shared.http.problems import problem
 
 
 class _Refused(Exception):

@@ -11,15 +11,13 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.request_id import current_request_id
 from server.core import errors
 from server.service.uploads import OffsetMismatch
 from server.store.objects import ObjectStoreError
+from shared.http.problems import MEDIA_TYPE, problem
 from shared.problems import DistransError
-from shared.schemas import Problem
 
 logger = logging.getLogger(__name__)
-MEDIA_TYPE = "application/problem+json"
 
 STATUSES: dict[type[DistransError], HTTPStatus] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
@@ -51,28 +49,6 @@ TENSORS: dict[int | str, dict[str, Any]] = {
     206: {"content": _SAFETENSORS, "description": "The bytes that Range asked for."},
     304: {"description": "The body that If-None-Match names is still the one."},
 }
-
-
-def problem(
-    status: HTTPStatus,
-    code: str,
-    detail: str,
-    *,
-    next_step: str | None = None,
-    faults: list[str] | None = None,
-    headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    """An error as it leaves the coordinator."""
-    body = Problem(
-        title=status.phrase,
-        status=status,
-        code=code,
-        detail=detail,
-        next_step=next_step,
-        errors=faults,
-        request_id=current_request_id(),
-    )
-    return JSONResponse(body.model_dump(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

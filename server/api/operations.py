@@ -12,11 +12,12 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, select, text
 
 from server.api.access import Credentials, Ctx, address_of, bearer, is_admin_token
-from server.api.errors import problem, problem_responses
+from server.api.errors import problem_responses
 from server.core.errors import NotAuthenticated
 from server.service.context import Context
 from server.store.tables import Blob, Client, Federation, Round, Update
 from shared import __version__
+from shared.http.problems import problem
 
 router = APIRouter(tags=["operations"])
 

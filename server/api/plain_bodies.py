@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api.errors import problem
+from shared.http.problems import problem
 
 
 class PlainBodies:

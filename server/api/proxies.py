@@ -12,7 +12,8 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-CERTIFICATE = "distrans.client_certificate"  # in the scope: the SHA-256 of the caller's certificate, in hexadecimal
+from shared.http.protocol import CERTIFICATE
+
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _MAX_CERTIFICATE_CHARACTERS = 16 * 1024
 

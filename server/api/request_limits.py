@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api.errors import problem
 from server.api.proxies import route_path
+from shared.http.problems import problem
 
 UPLOAD = re.compile(r"/v1/rounds/\d+/update")
 _BURST_S = 10.0  # so many seconds' worth of requests may come at once

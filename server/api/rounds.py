@@ -9,11 +9,12 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from server.api.access import ClientIdentity, Ctx
-from server.api.errors import TENSORS, problem, problem_responses
+from server.api.errors import TENSORS, problem_responses
 from server.api.streaming import MEDIA_TYPE, parse_digest, pieces, send_blob
 from server.service import evaluations, tasks, uploads
 from server.store.blobs import CHUNK_BYTES
 from shared.evaluation import Evaluation
+from shared.http.problems import problem
 from shared.schemas import TaskAnswer, UpdateReceipt
 
 router = APIRouter(tags=["rounds"])

@@ -10,11 +10,11 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from server.api.errors import problem
 from server.core.errors import InvalidInput
 from server.service.context import Context
 from server.store import blobs
 from server.store.tables import Blob
+from shared.http.problems import problem
 from shared.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"

@@ -49,7 +49,7 @@ def serve(
         split_list,
     )
     from server.store.schema import current_version, require_current, upgrade
-    from server.tls import Tls
+    from shared.http.tls import Tls
 
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")

@@ -21,11 +21,11 @@ from support.databases import KINDS
 from support.plans import small_plan, update_body
 
 from server.api.access import FailureThrottle
-from server.api.request_id import RequestIdFilter
 from server.service import enrolment
 from server.service.context import Actor, Context
 from server.settings import Settings
 from server.store.session import Database
+from shared.http.request_id import RequestIdFilter
 from shared.plan import FederationPlan
 from shared.wire import digest, digest_header
 

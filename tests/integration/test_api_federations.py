@@ -21,10 +21,10 @@ from support.coordinator import ADMIN_TOKEN, Site
 from support.databases import KINDS, new_postgres_database
 from support.plans import small_plan, update_body
 
-from server.api.request_id import RequestIdFilter
 from server.store.schema import upgrade
 from server.store.session import Database
 from shared import __version__
+from shared.http.request_id import RequestIdFilter
 from shared.plan import FederationPlan
 from shared.schemas import ClientView, FederationView, HeterogeneityView, InviteAnswer, RoundView
 from shared.wire import digest, encode

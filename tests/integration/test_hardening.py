@@ -14,8 +14,8 @@ from support.coordinator import ADMIN_TOKEN, Site, running
 from support.plans import small_plan, update_body
 
 from server.api.proxies import Proxies, certificate_fingerprint
-from server.protocol import MAX_HEAD_BYTES, Protocol
 from server.settings import from_environment, split_list
+from shared.http.protocol import MAX_HEAD_BYTES, Protocol
 from shared.problems import DistransError
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 1})

@@ -17,7 +17,7 @@ from support.coordinator import Site
 from support.plans import small_plan
 
 from server.api.proxies import certificate_fingerprint
-from server.tls import Tls
+from shared.http.tls import Tls
 from shared.problems import DistransError
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 1})
@@ -85,8 +85,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(db_url: str, tmp_path
     cert, key = write(old, tmp_path)
     with (
         SocketApi(db_url, Tls(cert, key), trust(authority)) as api,
-        Heard("server.tls", "was renewed") as renewed,
-        Heard("server.tls", "the old one goes on") as refused,
+        Heard("shared.http.tls", "was renewed") as renewed,
+        Heard("shared.http.tls", "the old one goes on") as refused,
     ):
         assert served(api) == fingerprint(old)
         unfit.private_key_pem.write_to_path(key)  # a renewal that stopped half-way

@@ -18,11 +18,11 @@ from support.coordinator import ADMIN_TOKEN, Coordinator
 from support.databases import new_postgres_database
 
 from server.app import create_app
-from server.protocol import Protocol
 from server.settings import Settings
 from server.store.schema import upgrade
 from server.store.session import Database
-from server.tls import Tls
+from shared.http.protocol import Protocol
+from shared.http.tls import Tls
 
 SCRAPE_TOKEN = "a-scrape-token-for-tests"
 QUIET: dict[str, Any] = {

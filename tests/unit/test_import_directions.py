@@ -44,8 +44,8 @@ def test_they_do_in_a_copy(copy: Path) -> None:
         ("server/pretrained.py", "import client_agent", "Programs stand on shared"),
         ("client_agent/__main__.py", "import server.pretrained", "Programs stand on shared"),
         ("server/__main__.py", "import lab", "Programs stand on shared"),
-        ("shared/wire.py", "import httpx", "shared does no HTTP and no SQL"),
-        ("shared/plan.py", "from sqlalchemy import select", "shared does no HTTP and no SQL"),
+        ("shared/wire.py", "import httpx", "shared does no SQL, and no HTTP"),
+        ("shared/plan.py", "from sqlalchemy import select", "shared does no SQL, and no HTTP"),
     ],
 )
 def test_a_wrong_import_is_found(copy: Path, file: str, line: str, contract: str) -> None:

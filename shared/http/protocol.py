@@ -8,9 +8,9 @@ from typing import Any
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.api.errors import problem
-from server.api.proxies import CERTIFICATE
+from shared.http.problems import problem
 
+CERTIFICATE = "distrans.client_certificate"  # in the scope: the SHA-256 of the caller's certificate, in hexadecimal
 MAX_HEAD_BYTES = 32 * 1024
 HEAD_S = 30.0
 

@@ -11,7 +11,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
-from server.api.headers import CONTENT_SECURITY_POLICY
+from shared.http.headers import CONTENT_SECURITY_POLICY
 
 _ASSETS = "/docs-assets"
 _FILES = Path(fastapi_offline.__file__).parent / "static"

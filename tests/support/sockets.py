@@ -18,7 +18,8 @@ def serving(
     app: Any, wrap: Callable[[socket.socket], socket.socket] = lambda listening: listening, **options: Any
 ) -> Iterator[str]:
     """The application's address; `wrap` may put another socket in the place of the listening one."""
-    listening = wrap(socket.create_server(("127.0.0.1", 0), backlog=128))
+    bound = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listening = wrap(bound)
     server = uvicorn.Server(uvicorn.Config(app, http=Protocol, **QUIET | {"lifespan": "off"} | options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -29,6 +30,7 @@ def serving(
         server.should_exit = True
         thread.join()
         listening.close()
+        bound.close()
 
 
 def read_to_end(connection: RawConnection) -> bytes:

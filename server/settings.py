@@ -36,7 +36,7 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     max_json_bytes: int = 8 * 1024 * 1024  # of the admin; others may send 1 MiB
     json_body_s: float = 30.0  # a JSON body has to be there by then
-    requests_per_s: float = 100.0  # of one caller, or address without a token, in each process; 0: any number
+    requests_per_s: float = 100.0  # of one caller or unknown address, in each process; 0: any number
     uploads_per_client: int = 4  # under way in each process; 0: any number
     max_connections: int = 0  # open in each process; 0: as many as its open files allow
     connections_per_address: int = 0  # open in each process; 0: half of all

@@ -6,6 +6,7 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers
 
 from server.core.errors import NotAllowed, NotAuthenticated, NotFound
 from server.service import enrolment
@@ -39,9 +40,9 @@ def certificate_of(request: Request) -> str | None:
     return request.scope.get(CERTIFICATE)
 
 
-def token_of(request: Request) -> str | None:
-    """The bearer token of the request, if it has one; the only place that reads the header."""
-    scheme, _, token = request.headers.get("authorization", "").strip().partition(" ")
+def token_of(headers: Headers) -> str | None:
+    """The bearer token of a request, if it has one; the only place that reads the header."""
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
     return (token.strip() or None) if scheme.lower() == "bearer" else None
 
 

@@ -56,7 +56,7 @@ def guarded(authenticate: Authenticator) -> type[APIRoute]:
 
 async def admit(request: Request, authenticate: Authenticator) -> None:
     """Put the caller into `request.state.caller`, or raise why there is none."""
-    token, state = token_of(request), request.app.state
+    token, state = token_of(request.headers), request.app.state
     if token is None:
         raise NotAuthenticated(
             "no-token", "This call needs a token.", next_step="Send it as Authorization: Bearer TOKEN."

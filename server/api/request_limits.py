@@ -11,14 +11,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.api.access import token_of
 from server.api.concurrency import Concurrency
 from server.core.errors import NotAuthenticated, TooMany
 from shared.http.addresses import as_counted
 from shared.http.problems import problem
 
 _BURST_S = 10.0  # this many seconds' worth of requests may come at once
+_TOO_MANY_FAILURES = "Too many requests with a bad token came from this address."
 _MAX_KEYS = 10_000  # callers that are remembered; the ones that asked last
 
 
@@ -52,6 +55,10 @@ class Budget:
         return max(0.0, spent - (time.monotonic() - since) * self.per_s)
 
 
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()  # nothing to be found in a dump of the memory
+
+
 class FailureThrottle:
     """Limits what an address with many recent bad tokens may cost.
 
@@ -65,11 +72,14 @@ class FailureThrottle:
         self._looking = Concurrency(1, "too-many-failures", _TOO_MANY_FAILURES, retry_after_s=math.ceil(1 / per_s))
         self._good: OrderedDict[bytes, None] = OrderedDict()
 
+    def was_good(self, token: str | None) -> bool:
+        """Whether the token was good when this process last looked it up."""
+        return token is not None and _digest(token) in self._good
+
     @asynccontextmanager
     async def attempt(self, address: str, token: str) -> AsyncIterator[None]:
         """Wrap the authentication of a token; raises TooMany instead of NotAuthenticated after many failures."""
-        address = as_counted(address)
-        key = hashlib.sha256(token.encode()).digest()  # nothing to be found in a dump of the memory
+        address, key = as_counted(address), _digest(token)
         async with AsyncExitStack() as stack:
             if key not in self._good and self._failures.wait_s(address):
                 await stack.enter_async_context(self._looking.hold(address))
@@ -86,11 +96,8 @@ class FailureThrottle:
             self._good.popitem(last=False)
 
 
-_TOO_MANY_FAILURES = "Too many requests with a bad token came from this address."
-
-
 class RequestLimits:
-    """ASGI middleware, in front of authentication: 429 for an address that asks too often without a token.
+    """ASGI middleware, in front of authentication: 429 for an address that asks too often without a known token.
 
     Also refuses requests with several Authorization headers, which two readers could understand differently.
     """
@@ -100,27 +107,26 @@ class RequestLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        tokens = sum(name == b"authorization" for name, _ in scope["headers"])
-        address = as_counted((scope.get("client") or ("",))[0])
-        if tokens > 1:
-            refusal = problem(
-                HTTPStatus.BAD_REQUEST,
-                "repeated-authorization",
-                f"The request has {tokens} Authorization headers.",
-                next_step="Send one token, as Authorization: Bearer TOKEN.",
-            )
-            await refusal(scope, receive, send)
-        elif not tokens and (wait_s := self._budget.spend(address)):
-            refusal = problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "too-many-requests",
-                f"Without a token, one address may make {self._budget.per_s:g} requests per second.",
-                next_step=f"Try again in {wait_s} s.",
-                headers={"Retry-After": str(wait_s)},
-            )
-            await refusal(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        answer: ASGIApp = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            throttle: FailureThrottle = scope["app"].state.throttle
+            if len(headers.getlist("authorization")) > 1:
+                answer = problem(
+                    HTTPStatus.BAD_REQUEST,
+                    "repeated-authorization",
+                    "The request has several Authorization headers.",
+                    next_step="Send one token, as Authorization: Bearer TOKEN.",
+                )
+            elif not throttle.was_good(token_of(headers)) and (wait_s := self._spend(scope)):
+                answer = problem(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "too-many-requests",
+                    f"Without a known token, one address may make {self._budget.per_s:g} requests per second.",
+                    next_step=f"Try again in {wait_s} s.",
+                    headers={"Retry-After": str(wait_s)},
+                )
+        await answer(scope, receive, send)
+
+    def _spend(self, scope: Scope) -> int:
+        return self._budget.spend(as_counted((scope.get("client") or ("",))[0]))

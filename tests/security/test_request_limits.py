@@ -35,8 +35,9 @@ def db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 class TestOneIdentityHasOneBudget:
     def test_however_it_spells_its_header(self, db_url: str) -> None:
-        with open_api(db_url, requests_per_s=0.01) as api:  # one request, and then none for long
+        with open_api(db_url) as api:
             site = a_site(api)
+            api.app.state.requests = Budget(0.01)  # one request, and then none for long
             for _ in range(3):
                 answers = [
                     api.http.get("/v1/me", headers={"Authorization": spelling.format(site.token)}).status_code
@@ -46,8 +47,9 @@ class TestOneIdentityHasOneBudget:
                 assert set(answers) <= {200, 429, 401}  # 401 for what is no spelling of it
 
     def test_with_a_new_token_too(self, db_url: str) -> None:
-        with open_api(db_url, requests_per_s=1) as api:
+        with open_api(db_url) as api:
             site = a_site(api)
+            api.app.state.requests = Budget(0.2)  # two at once
             while api.call("GET", "/v1/me", site.token).status_code == 200:
                 pass
             rotated = api.admin("POST", "/v1/federations/pets/clients/north/rotate")["token"]
@@ -73,12 +75,9 @@ class TestOneIdentityHasOneBudget:
 
 
 def a_site(api: Api) -> Site:
-    """A client of a federation that has not started; the budget of the admin may be small."""
-    app_requests, api.app.state.requests = api.app.state.requests, Budget(0)
+    """A client of a federation that has not started."""
     api.create(PLAN, start=False)
-    site = api.join(PLAN, "north", {"cat": 1})
-    api.app.state.requests = app_requests
-    return site
+    return api.join(PLAN, "north", {"cat": 1})
 
 
 @pytest.mark.parametrize("tokens", [("wrong", ADMIN_TOKEN), (ADMIN_TOKEN, "wrong"), (ADMIN_TOKEN, ADMIN_TOKEN)])
@@ -88,13 +87,15 @@ def test_two_tokens_are_refused(db_url: str, tokens: tuple[str, str]) -> None:
         assert (answer.status_code, answer.json()["code"]) == (400, "repeated-authorization")
 
 
-class TestWithoutAToken:
+class TestWithoutAKnownToken:
     def test_an_address_has_a_budget(self, db_url: str) -> None:
         with open_api(db_url, requests_per_s=0.5) as api:  # five at once
-            answers = [api.call("GET", path, token=None) for path in ("/healthz", "/nowhere", "/v1/me") * 3]
-            assert [answer.status_code for answer in answers] == [200, 404, 401, 200, 404, 429, 429, 429, 429]
+            assert api.call("GET", "/v1/federations").status_code == 200  # from now on it has a budget of its own
+            tokens = (None, "invented", "invented too")
+            answers = [api.call("GET", path, token) for token in tokens for path in ("/healthz", "/nowhere", "/v1/me")]
+            assert [answer.status_code for answer in answers] == [200, 404, 401, 200, 429, 429, 429, 429, 429]
             assert int(answers[-1].headers["retry-after"]) >= 1
-            assert api.call("GET", "/v1/federations").status_code == 200  # a token has a budget of its own
+            assert api.call("GET", "/v1/federations").status_code == 200
             assert TestClient(api.app, client=("192.0.2.7", 1)).get("/healthz").status_code == 200
 
     def test_one_machine_has_many_addresses_of_ipv6(self, db_url: str) -> None:

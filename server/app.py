@@ -14,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from server.api import clients, errors, federations, operations, rounds
 from server.api.access import FailureThrottle
 from server.api.body_limit import BodyLimit
+from server.api.limits import Limits
 from server.api.news import News
 from server.api.plain_bodies import PlainBodies
 from server.api.proxies import Proxies
@@ -67,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
-    app.state.throttle = FailureThrottle()
+    app.state.throttle, app.state.limits = FailureThrottle(), Limits(settings)
     errors.install(app)
     app.add_exception_handler(Stalled, rounds.stalled)
     docs_page.install(app)

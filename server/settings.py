@@ -31,12 +31,24 @@ class Settings:
     json_body_s: float = 30.0  # a JSON body has to be there by then
     requests_per_s: float = 100.0  # of one token, in each process; 0: any number
     uploads_per_client: int = 4  # under way in each process; 0: any number
+    downloads_per_client: int = 4  # likewise
+    polls_per_client: int = 4  # likewise; a newer one ends the oldest
+    history_reads_per_client: int = 2  # likewise: rounds, metrics, heterogeneity, lists of federations
     admin_networks: tuple[str, ...] = ()  # where the admin token is taken from; none: anywhere
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks that may say whom they speak for
     client_certificate_header: str | None = None  # where trusted proxies put the caller's certificate
     root_path: str = ""  # the prefix that a proxy serves the coordinator under
     cors_origins: tuple[str, ...] = ()  # web pages of other hosts that may call
     poll_interval_s: float = 0.25  # how soon a change made by another replica is seen
+
+
+_LIMITS: dict[str, type[int] | type[float]] = {
+    "requests_per_s": float,
+    "uploads_per_client": int,
+    "downloads_per_client": int,
+    "polls_per_client": int,
+    "history_reads_per_client": int,
+}
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -48,15 +60,15 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "client_certificate_header": environment.get("DISTRANS_CLIENT_CERTIFICATE_HEADER") or None,
     }
     check_networks(fields["admin_networks"], "DISTRANS_ADMIN_NETWORKS")
-    for name, kind in (("requests_per_s", float), ("uploads_per_client", int)):
+    for name, kind in _LIMITS.items():
         variable = f"DISTRANS_{name.upper()}"
         if text := environment.get(variable):
             try:
                 fields[name] = kind(text)
             except ValueError as error:
-                raise DistransError(f"{variable} is {text!r}, which is no number.") from error
+                raise DistransError(f"{variable} is {text!r}, which is not a number.") from error
             if not 0 <= fields[name] < 1e9:  # also what is not a number
-                raise DistransError(f"{variable} is {text!r}; it has to be 0, for no limit, or more.")
+                raise DistransError(f"{variable} is {text!r}; it must be 0 (no limit) or more.")
     return fields
 
 

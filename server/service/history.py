@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic import ValidationError
 from sqlalchemy import func, select
@@ -14,6 +16,7 @@ from server.store.tables import Client, Evaluation, Federation, Participant, Rou
 from shared.evaluation import Evaluation as Measured
 from shared.schemas import EvaluationView, TrainingReport, UpdateView
 
+logger = logging.getLogger(__name__)
 _PAGE_ROWS = 1000
 _NOTHING = Measured(samples=0, correct=0, loss_sum=0.0)
 
@@ -21,8 +24,23 @@ _NOTHING = Measured(samples=0, correct=0, loss_sum=0.0)
 def evaluations(session: Session, federation: Federation, model_number: int) -> dict[str, Measured]:
     """What each client measured with this model, by client id."""
     query = select(Evaluation).where(Evaluation.federation_id == federation.id, Evaluation.model_number == model_number)
-    found = {row.client_id: _stored_measurement(row.result) for row in session.execute(query).scalars()}
-    return {client_id: measured for client_id, measured in found.items() if measured is not None}
+    found = ((row.client_id, _stored_evaluation(row.result)) for row in session.execute(query).scalars())
+    return {client_id: result for client_id, result in found if result is not None}
+
+
+@lru_cache(maxsize=4096)
+def _stored_evaluation(text: str) -> Measured | None:
+    """None for one that an older release took although it is impossible; it must not break what is told of others."""
+    try:
+        return Measured.model_validate_json(text)
+    except ValidationError as error:
+        logger.warning("a stored evaluation is ignored: %s", error.errors(include_url=False, include_input=False)[0])
+        return None
+
+
+def stored_report(text: str) -> TrainingReport:
+    """A report as it was accepted; what an older release accepted is not judged again."""
+    return TrainingReport.model_construct(**json.loads(text))
 
 
 def pooled(session: Session, federation: Federation, model_number: int) -> Measured:
@@ -99,7 +117,7 @@ def records(
         by_id[update.round_id].updates.append(_update_view(update, name))
         by_id[update.round_id].names[update.client_id] = name
     for test, name in session.execute(tests.order_by(Client.name, Client.id)):
-        measured, record = _stored_measurement(test.result), by_number.get(test.model_number)
+        measured, record = _stored_evaluation(test.result), by_number.get(test.model_number)
         if measured is not None and record is not None:  # no round made an imported model
             record.evaluations[test.client_id] = measured
             record.names[test.client_id] = name
@@ -118,24 +136,8 @@ def _update_view(update: Update, name: str) -> UpdateView:
         digest=update.digest,
         size_bytes=update.size_bytes,
         received_at=update.received_at,
-        report=_stored_report(update.report),
+        report=stored_report(update.report),
     )
-
-
-def _stored_report(text: str) -> TrainingReport:
-    """A report that was checked when it came; limits that were set later do not hide the history from before."""
-    try:
-        return TrainingReport.model_validate_json(text)
-    except ValidationError:
-        return TrainingReport.model_construct(**json.loads(text))
-
-
-def _stored_measurement(text: str) -> Measured | None:
-    """A measurement; None for one from before its numbers were limited that is no longer plausible."""
-    try:
-        return Measured.model_validate_json(text)
-    except ValidationError:
-        return None
 
 
 COLUMNS = (

@@ -17,7 +17,6 @@ from sqlalchemy import update
 from support.api import RawConnection, SocketApi, new_database
 from support.coordinator import Site
 from support.plans import small_plan
-from support.service import TINY_NETWORK
 
 from server.service import history, tasks
 from server.store import blobs
@@ -26,6 +25,7 @@ from shared.plan import validate_plan
 from shared.problems import PlanError
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 2})
+SMALL_HYPERNETWORK = {"name": "pfedhn", "hidden": 8, "hidden_layers": 1}
 POLL = "/v1/task?wait=60"
 MODEL = "/v1/federations/pets/model"
 METRICS = "/v1/federations/pets/metrics.csv"
@@ -210,7 +210,7 @@ def test_private_state_is_loaded_once_and_takes_no_thread_that_others_need(
         return load(*arguments)
 
     monkeypatch.setattr(tasks, "load_tensors", slow)
-    plan = small_plan("offsets", method=TINY_NETWORK, rounds={"count": 1, "min_clients": 1})
+    plan = small_plan("offsets", method=SMALL_HYPERNETWORK, rounds={"count": 1, "min_clients": 1})
     with SocketApi(db_url, downloads_per_client=0) as api, ExitStack() as stack:
         api.create(plan)
         site = api.join(plan, "north", {"cat": 1})

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from server.api import clients, errors, federations, operations, rounds
-from server.api.concurrency import Concurrency
+from server.api.limits import Limits
 from server.api.news import News
 from server.api.proxies import Proxies
 from server.api.request_limits import Budget, FailureThrottle, RequestLimits
@@ -66,8 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
     app.state.throttle, app.state.requests = FailureThrottle(), Budget(settings.requests_per_s)
-    most = settings.uploads_per_client
-    app.state.uploads = Concurrency(most, "too-many-uploads", f"One client may have {most} uploads under way.")
+    app.state.limits = Limits(settings)
     errors.install(app)
     app.add_exception_handler(Stalled, rounds.stalled)
     docs_page.install(app)

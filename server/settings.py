@@ -20,6 +20,9 @@ MIN_TOKEN_LENGTH = 16
 _NUMBERS: dict[str, type[int] | type[float]] = {
     "requests_per_s": float,
     "uploads_per_client": int,
+    "downloads_per_client": int,
+    "polls_per_client": int,
+    "history_reads_per_client": int,
     "max_connections": int,
     "connections_per_address": int,
 }
@@ -38,6 +41,9 @@ class Settings:
     json_body_s: float = 30.0  # a JSON body has to be there by then
     requests_per_s: float = 100.0  # of one caller or unknown address, in each process; 0: any number
     uploads_per_client: int = 4  # under way in each process; 0: any number
+    downloads_per_client: int = 4  # likewise
+    polls_per_client: int = 4  # likewise; a newer one ends the oldest
+    history_reads_per_client: int = 2  # likewise: rounds, metrics, heterogeneity, lists of federations
     max_connections: int = 0  # open in each process; 0: as many as its open files allow
     connections_per_address: int = 0  # open in each process; 0: half of all
     admin_networks: tuple[str, ...] = ()  # where the admin token is taken from; none: anywhere
@@ -63,9 +69,9 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             try:
                 fields[name] = kind(text)
             except ValueError as error:
-                raise DistransError(f"{variable} is {text!r}, which is no number.") from error
+                raise DistransError(f"{variable} is {text!r}, which is not a number.") from error
             if not 0 <= fields[name] < 1e9:  # also what is not a number
-                raise DistransError(f"{variable} is {text!r}; it has to be 0, for the default or no limit, or more.")
+                raise DistransError(f"{variable} is {text!r}; it must be 0 (the default, or no limit) or more.")
     return fields
 
 

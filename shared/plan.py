@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from shared.method_options import DistransOptions, Frozen, HypernetworkOptions, MethodOptions, PFedMeOptions
-from shared.plan_faults import FieldsDisagree, every_fault, fault_lines
+from shared.plan_faults import FieldsDisagree, every_fault, fault_count, fault_lines
 from shared.problems import PlanError
 
 # The smallest image side that each built-in network can take.
@@ -322,7 +322,6 @@ def validate_plan(data: Mapping[str, Any]) -> FederationPlan:
     try:
         return FederationPlan.model_validate(data)
     except ValidationError as error:
-        faults = fault_lines(error)
-        raise PlanError(
-            "The plan has " + ("a fault:" if len(faults) == 1 else f"{len(faults)} faults:") + "\n" + "\n".join(faults)
-        ) from error
+        count = fault_count(error.errors(include_url=False))
+        heading = "The plan has " + ("a fault:" if count == 1 else f"{count:,} faults:")
+        raise PlanError("\n".join([heading, *fault_lines(error)])) from error

@@ -2,15 +2,19 @@
 
 pydantic checks how fields fit each other only when each of them is right by itself. Here a plan with faults is checked
 again without the wrong fields until nothing new is found, and a rule that concerns a wrong field is left alone.
+A body of a few megabytes can hold a hundred thousand faults; only the first `MAX_FAULTS` are listed, the rest counted.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+MAX_FAULTS = 100
+_MAX_LINE = 300  # characters; a key of the input may be as long as the whole input
+_REST = "further_faults"  # the type of the fault that counts those that are not listed
 # Stand in for the fields without a default while the rest is checked.
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "classes": ["a", "b"]}
 
@@ -24,7 +28,12 @@ class FieldsDisagree(ValueError):
 
 
 def every_fault(data: Mapping[str, Any], first: ValidationError, validate: Callable[[Any], object]) -> ValidationError:
-    """The faults in `first` and all further ones, as one error. `validate` is what raised `first` for `data`."""
+    """The faults in `first` and all further ones, as one error. `validate` is what raised `first` for `data`.
+
+    With more than `MAX_FAULTS` in `first` no further ones are looked for: comparing faults costs their number squared.
+    """
+    if first.error_count() > MAX_FAULTS:
+        return _first_of(first)
     remaining, error = copy.deepcopy(dict(data)), first
     found: list[ErrorDetails] = []
     wrong: set[tuple[str, ...]] = set()
@@ -43,19 +52,42 @@ def every_fault(data: Mapping[str, Any], first: ValidationError, validate: Calla
             break
         except ValidationError as further:
             error = further
-    lines = [
-        InitErrorDetails(type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {}))
-        for fault in found
-    ]
-    return ValidationError.from_exception_data(first.title, lines)
+    return ValidationError.from_exception_data(first.title, [_copied(fault) for fault in found])
+
+
+def _copied(fault: ErrorDetails) -> InitErrorDetails:
+    return InitErrorDetails(type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {}))
+
+
+def _first_of(error: ValidationError) -> ValidationError:
+    lines = [_copied(fault) for fault in error.errors(include_url=False)[:MAX_FAULTS]]
+    rest = PydanticCustomError(_REST, "{count} further faults", {"count": error.error_count() - MAX_FAULTS})
+    return ValidationError.from_exception_data(error.title, [*lines, InitErrorDetails(type=rest, loc=(), input=None)])
+
+
+def fault_count(faults: Sequence[Mapping[str, Any]]) -> int:
+    """The number of faults, including those that `every_fault` counted without listing them."""
+    return sum(fault["ctx"]["count"] if fault["type"] == _REST else 1 for fault in faults)
+
+
+def list_faults(faults: Sequence[Mapping[str, Any]], describe: Callable[[Any], str]) -> list[str]:
+    """Describe the first `MAX_FAULTS` faults, one short line each; the last line counts the others."""
+    listed = [fault for fault in faults[:MAX_FAULTS] if fault["type"] != _REST]
+    rest = fault_count(faults) - len(listed)
+    return [_shortened(describe(fault)) for fault in listed] + ([f"and {rest:,} more"] if rest else [])
 
 
 def fault_lines(error: ValidationError) -> list[str]:
-    """One line a fault: the field's dotted name, then what is wrong."""
-    return [
-        f"  {'.'.join(_path(fault)) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}"
-        for fault in error.errors()
-    ]
+    """The faults of a plan or an experiment, one per indented line: the field's dotted name, then what is wrong."""
+
+    def describe(fault: ErrorDetails) -> str:
+        return f"{'.'.join(_path(fault)) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}"
+
+    return [f"  {line}" for line in list_faults(error.errors(include_url=False), describe)]
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
 
 
 def _path(fault: ErrorDetails) -> list[str]:

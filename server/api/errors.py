@@ -15,6 +15,7 @@ from server.core import errors
 from server.service.uploads import OffsetMismatch
 from server.store.objects import ObjectStoreError
 from shared.http.problems import MEDIA_TYPE, problem
+from shared.plan_faults import list_faults
 from shared.problems import DistransError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
-        faults = [_fault(fault) for fault in error.errors()]
+        faults = list_faults(error.errors(), _fault)
         return problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "invalid-request",

@@ -1,14 +1,18 @@
 """What operators call, and the history that clients may read of their own federation."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
+from pydantic_core import to_json
 
 from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member, authenticate_caller
 from server.api.errors import TENSORS, problem_responses
 from server.api.guard import guarded
+from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
 from server.api.streaming import send_blob
 from server.core.errors import NotFound
 from server.service import audit, enrolment, federations, reports, tasks
@@ -47,10 +51,11 @@ def create(ctx: Ctx, caller: Admin, plan: Plan) -> FederationView:
     return federations.show(ctx, plan.name)
 
 
-@router.get("/v1/federations", responses=_READ)
-def list_federations(ctx: Ctx, caller: AnyCaller) -> list[FederationView]:
+@router.get("/v1/federations", dependencies=[HISTORY], responses=_READ, response_model=list[FederationView])
+async def list_federations(ctx: Ctx, caller: AnyCaller, limits: LimitsOf) -> Response:
     """All federations; a client sees its own."""
-    return federations.list_all(ctx, caller.identity.federation_id if caller.identity else None)
+    only = caller.identity.federation_id if caller.identity else None
+    return await limits.in_history_thread(lambda: _json(federations.list_all(ctx, only)))
 
 
 @router.get("/v1/federations/{name}", responses=_READ)
@@ -61,14 +66,14 @@ def show(ctx: Ctx, caller: Member, name: str) -> FederationView:
 
 @router.post("/v1/federations/{name}/start", responses=_CHANGE)
 def start(ctx: Ctx, caller: Admin, name: str) -> FederationView:
-    """Begin; again: no effect."""
+    """Start the federation. Idempotent."""
     federations.start(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/pause", responses=_CHANGE)
 def pause(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = None) -> FederationView:
-    """Hold; again: no effect."""
+    """Pause the federation. Idempotent."""
     reason = request.reason if request and request.reason else "paused by the operator"
     federations.pause(ctx, caller.actor, name, reason)
     return federations.show(ctx, name)
@@ -76,14 +81,14 @@ def pause(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = Non
 
 @router.post("/v1/federations/{name}/resume", responses=_CHANGE)
 def resume(ctx: Ctx, caller: Admin, name: str) -> FederationView:
-    """Go on; again: no effect."""
+    """Resume the federation. Idempotent."""
     federations.resume(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/cancel", responses=_CHANGE)
 def cancel(ctx: Ctx, caller: Admin, name: str) -> FederationView:
-    """End for good; again: no effect."""
+    """Cancel the federation for good. Idempotent."""
     federations.cancel(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
@@ -112,29 +117,59 @@ def rotate(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
     return enrolment.rotate(ctx, caller.actor, name, client)
 
 
-@router.get("/v1/federations/{name}/rounds", responses=_READ)
-def list_rounds(
-    ctx: Ctx, caller: Member, name: str, after: Annotated[int, Query(ge=0, lt=2**31)] = 0, limit: Limit = 100
-) -> list[RoundView]:
+@router.get("/v1/federations/{name}/rounds", dependencies=[HISTORY], responses=_READ, response_model=list[RoundView])
+async def list_rounds(
+    ctx: Ctx,
+    caller: Member,
+    limits: LimitsOf,
+    name: str,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    limit: Limit = 100,
+) -> Response:
     """The rounds after a number, oldest first; a client sees its own updates and measurements in them."""
-    return reports.rounds(ctx, name, caller.only_client, after, limit)
+    pages = reports.round_pages(ctx, name, caller.only_client, after, limit)
+    return await limits.stream(_json_array(pages), "application/json")
 
 
-@router.get("/v1/federations/{name}/metrics.csv", responses=_READ, response_class=PlainTextResponse)
-def metrics_csv(ctx: Ctx, caller: Member, name: str) -> PlainTextResponse:
-    """One row a round and client, as CSV; a client sees its own rows."""
-    return PlainTextResponse(reports.metrics_csv(ctx, name, caller.only_client), media_type="text/csv")
+@router.get(
+    "/v1/federations/{name}/metrics.csv", dependencies=[HISTORY], responses=_READ, response_class=PlainTextResponse
+)
+async def metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
+    """One row per round and client, as CSV; a client sees its own rows."""
+    pages = reports.metrics_csv(ctx, name, caller.only_client)
+    return await limits.stream((page.encode() for page in pages), "text/csv")
 
 
-@router.get("/v1/federations/{name}/heterogeneity", responses=_READ)
-def heterogeneity(ctx: Ctx, caller: Member, name: str) -> HeterogeneityView:
+@router.get(
+    "/v1/federations/{name}/heterogeneity", dependencies=[HISTORY], responses=_READ, response_model=HeterogeneityView
+)
+async def heterogeneity(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """DH, and how the classes lie over the clients; a client sees its own row."""
-    return reports.heterogeneity(ctx, name, caller.only_client)
+    return await limits.in_history_thread(lambda: _json(reports.heterogeneity(ctx, name, caller.only_client)))
+
+
+def _dump(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="null")
+
+
+def _json(value: object) -> Response:
+    """Serialised where it was read, in a history thread, not in the event loop."""
+    return Response(_dump(value), media_type="application/json")
+
+
+def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
+    """One array of all elements, a page at a time."""
+    before = b"["
+    for page in pages:
+        yield before + _dump(page)[1:-1]
+        before = b","
+    yield b"[]" if before == b"[" else b"]"
 
 
 @router.head("/v1/federations/{name}/model", include_in_schema=False)
 @router.get(
     "/v1/federations/{name}/model",
+    dependencies=[DOWNLOAD],
     response_class=Response,
     responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
 )
@@ -152,20 +187,23 @@ def model(
 @router.head("/v1/federations/{name}/personal", include_in_schema=False)
 @router.get(
     "/v1/federations/{name}/personal",
+    dependencies=[DOWNLOAD],
     response_class=Response,
     responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
-def personal(
+async def personal(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
+    limits: LimitsOf,
     name: str,
     number: Annotated[int, Query(alias="model", ge=0, lt=2**31)],
 ) -> Response:
     """This client's own tensors to serve the newest model with."""
     if identity.federation != name:
         raise NotFound("no-such-federation", f"There is no federation {name!r}.")
-    return send_blob(request, ctx, tasks.serving_personal(ctx, identity, name, number))
+    blob = await limits.in_personal_thread(tasks.serving_personal, ctx, identity, name, number)
+    return await run_in_threadpool(send_blob, request, ctx, blob)
 
 
 @router.get("/v1/audit", responses=_READ, tags=["operations"])

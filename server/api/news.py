@@ -1,16 +1,21 @@
-"""Long polls without threads: waiters are futures in the event loop; one thread watches the database for all."""
+"""Long polls without threads: waiters are futures in the event loop; one thread watches the database for all.
+
+While nothing is committed, watching costs one small query per interval, whatever the number of federations. After a
+commit the versions of those federations are read that somebody waits for.
+"""
 
 import asyncio
 import logging
 import threading
-from collections import defaultdict
 
 from sqlalchemy import select
 
+from server.store.changes import Changes
 from server.store.session import Database
 from server.store.tables import Federation
 
 logger = logging.getLogger(__name__)
+_NAMED = 500  # federations that a query names; beyond that reading all versions is quicker
 
 
 class News:
@@ -19,11 +24,10 @@ class News:
     def __init__(self, db: Database, poll_interval_s: float) -> None:
         self._db, self._interval_s = db, poll_interval_s
         self._versions: dict[int, int] = {}
-        self._waiters: defaultdict[int, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiters: dict[int, set[asyncio.Future[None]]] = {}  # changed in the event loop only; no set is empty
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="news", daemon=True)
-        self._waiting = 0  # changed in the event loop only; the watching thread just reads it
         self.closed = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,21 +41,21 @@ class News:
         if self.closed:
             future.set_result(None)
             return future
-        waiters = self._waiters[federation_id]
-        waiters.add(future)
-        self._waiting += 1
-        future.add_done_callback(lambda done: self._forget(waiters, done))
+        self._waiters.setdefault(federation_id, set()).add(future)
+        future.add_done_callback(lambda done: self._forget(federation_id, done))
         return future
 
-    def _forget(self, waiters: set[asyncio.Future[None]], future: asyncio.Future[None]) -> None:
+    def _forget(self, federation_id: int, future: asyncio.Future[None]) -> None:
+        waiters = self._waiters[federation_id]
         waiters.discard(future)
-        self._waiting -= 1
+        if not waiters:
+            del self._waiters[federation_id]
 
     def close(self) -> None:
         """Answer everybody who waits; called in the event loop when the process is about to stop."""
         self.closed = True
-        for waiters in self._waiters.values():
-            self._release(waiters)
+        for federation_id in list(self._waiters):
+            self._notify(federation_id)
 
     def stop(self) -> None:
         """End the watching thread."""
@@ -60,26 +64,35 @@ class News:
             self._thread.join()
 
     def _watch(self) -> None:
+        changes, seen = None, None
         while not self._stopping.wait(self._interval_s):
-            if not self._waiting:
+            if not self._waiters:
                 continue
             try:
-                with self._db.read() as session:
-                    rows = session.execute(select(Federation.id, Federation.version)).all()
+                changes = changes or Changes(self._db)
+                marker = changes.marker()
+                if marker != seen:
+                    self._look(list(self._waiters))
+                    seen = marker  # only now: a look that failed is repeated
             except Exception:  # the database may come back
                 logger.exception("watching for news failed; trying again")
-                continue
-            for federation_id, version in rows:
-                if self._versions.get(federation_id) != version:
-                    self._versions[federation_id] = version
-                    if self._loop is not None:
-                        self._loop.call_soon_threadsafe(self._notify, federation_id)
+        if changes is not None:
+            changes.close()
+
+    def _look(self, federation_ids: list[int]) -> None:
+        """Wake those who wait for a federation whose version differs from the last one that was seen."""
+        query = select(Federation.id, Federation.version)
+        if len(federation_ids) <= _NAMED:
+            query = query.where(Federation.id.in_(federation_ids))
+        with self._db.read() as session:
+            rows = session.execute(query).all()
+        for federation_id, version in rows:
+            if self._versions.get(federation_id) != version:
+                self._versions[federation_id] = version
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._notify, federation_id)
 
     def _notify(self, federation_id: int) -> None:
-        self._release(self._waiters[federation_id])
-
-    @staticmethod
-    def _release(waiters: set[asyncio.Future[None]]) -> None:
-        for future in list(waiters):
+        for future in list(self._waiters.get(federation_id, ())):
             if not future.done():
                 future.set_result(None)

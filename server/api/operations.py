@@ -69,19 +69,28 @@ class _DatabaseFigures(Collector):
         stored = GaugeMetricFamily("distrans_blob_bytes", "Bytes of tensors in the database.")
         with self._ctx.db.read() as session:
             names: dict[int, str] = {}
-            for federation in session.execute(select(Federation)).scalars():
-                names[federation.id] = federation.name
-                done.add_metric([federation.name], federation.completed_rounds)
-                running.add_metric([federation.name, federation.state], 1)
-                if federation.best_accuracy is not None:
-                    best.add_metric([federation.name], federation.best_accuracy)
+            for federation_id, name, state, completed_rounds, best_accuracy in session.execute(
+                select(  # not the plans, which are large
+                    Federation.id,
+                    Federation.name,
+                    Federation.state,
+                    Federation.completed_rounds,
+                    Federation.best_accuracy,
+                )
+            ):
+                names[federation_id] = name
+                done.add_metric([name], completed_rounds)
+                running.add_metric([name, state], 1)
+                if best_accuracy is not None:
+                    best.add_metric([name], best_accuracy)
             for federation_id, state, number in session.execute(
                 select(Client.federation_id, Client.state, func.count()).group_by(Client.federation_id, Client.state)
             ):
                 clients.add_metric([names[federation_id], state], number)
             now = self._ctx.clock()
-            for client in session.execute(select(Client).where(Client.state == "active")).scalars():
-                seen.add_metric([names[client.federation_id], client.name], max(0.0, now - client.last_seen_at))
+            active = select(Client.federation_id, Client.name, Client.last_seen_at).where(Client.state == "active")
+            for federation_id, name, last_seen_at in session.execute(active):
+                seen.add_metric([names[federation_id], name], max(0.0, now - last_seen_at))
             for federation_id, state, number in session.execute(
                 select(Round.federation_id, Round.state, func.count()).group_by(Round.federation_id, Round.state)
             ):

@@ -1,17 +1,17 @@
 """What agents call in a round: task, model, personal tensors, update, evaluation."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from server.api.access import ClientIdentity, Ctx, authenticate_caller
 from server.api.errors import TENSORS, problem_responses
 from server.api.guard import guarded
+from server.api.limits import DOWNLOAD, UPLOAD, LimitsOf
 from server.api.streaming import MEDIA_TYPE, parse_digest, pieces, send_blob
 from server.service import evaluations, tasks, uploads
 from server.store.blobs import CHUNK_BYTES
@@ -32,28 +32,32 @@ After = Annotated[str, Query(max_length=64, description="The ticket of the last 
 
 @router.get("/v1/task", responses=problem_responses(401, 403, 422, 429))
 async def get_task(
-    request: Request, ctx: Ctx, identity: ClientIdentity, wait: Wait = 30.0, after: After = ""
+    request: Request, ctx: Ctx, identity: ClientIdentity, limits: LimitsOf, wait: Wait = 30.0, after: After = ""
 ) -> TaskAnswer:
     """What this client should do now; waits for work or news up to `wait` seconds. Also its sign of life."""
     state, loop = request.app.state, asyncio.get_running_loop()
     state.heartbeats.note(identity.client_id, ctx.clock())
     give_up_at = loop.time() + wait
-    while True:
-        news = state.news.waiter(identity.federation_id)
-        try:
-            answer = await run_in_threadpool(tasks.task, ctx, identity)
-            is_news = answer.ticket != after if after else answer.action in ("finished", "cancelled")
-            left = give_up_at - loop.time()
-            if answer.action == "train" or is_news or left <= 0 or state.news.closed:
-                return answer
-            await asyncio.wait({news}, timeout=left)
-        finally:
-            news.cancel()
+    with limits.polls.begin(identity.client_id) as displaced:
+        while True:
+            news = state.news.waiter(identity.federation_id)
+            try:
+                answer = await run_in_threadpool(tasks.task, ctx, identity)
+                is_news = answer.ticket != after if after else answer.action in ("finished", "cancelled")
+                left = give_up_at - loop.time()
+                if answer.action == "train" or is_news or left <= 0 or state.news.closed:
+                    return answer
+                await asyncio.wait({news, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if displaced.done():  # a client that keeps too many open gets no further look at the database
+                    return answer
+            finally:
+                news.cancel()
 
 
 @router.head("/v1/rounds/{round_id}/model", include_in_schema=False)
 @router.get(
     "/v1/rounds/{round_id}/model",
+    dependencies=[DOWNLOAD],
     response_class=Response,
     responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
 )
@@ -65,21 +69,16 @@ def get_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: Ro
 @router.head("/v1/rounds/{round_id}/personal", include_in_schema=False)
 @router.get(
     "/v1/rounds/{round_id}/personal",
+    dependencies=[DOWNLOAD],
     response_class=Response,
     responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
-def get_personal(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
+async def get_personal(
+    request: Request, ctx: Ctx, identity: ClientIdentity, limits: LimitsOf, round_id: RoundId
+) -> Response:
     """This client's own tensors for the round, such as its offset; never another's."""
-    return send_blob(request, ctx, tasks.round_personal(ctx, identity, round_id))
-
-
-async def occupy_upload(request: Request, identity: ClientIdentity) -> AsyncIterator[None]:
-    """Hold one of the client's upload slots while the request is handled."""
-    async with request.app.state.uploads.hold(identity.client_id):
-        yield
-
-
-UPLOAD = Depends(occupy_upload, scope="function")  # the slot is free again when the answer is sent
+    blob = await limits.in_personal_thread(tasks.round_personal, ctx, identity, round_id)
+    return await run_in_threadpool(send_blob, request, ctx, blob)
 
 
 @router.put("/v1/rounds/{round_id}/update", dependencies=[UPLOAD], responses=_REFUSALS, openapi_extra=_BODY)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -47,12 +47,13 @@ class Aggregator:
     def step(self) -> bool:
         """Fold what has landed, finish what is complete."""
         with self._ctx.db.read() as session:
-            query = select(Round.id, Round.state).where(Round.state.in_(["open", "aggregating"]))
-            rounds = session.execute(query.order_by(Round.id)).all()
-        for gone in self._folds.keys() - {round_id for round_id, _ in rounds}:
+            rounds = rounds_to_fold(session)
+        for gone in self._folds.keys() - {round_id for round_id, _, _ in rounds}:
             del self._folds[gone]
         worked = False
-        for round_id, state in rounds:
+        for round_id, state, landed in rounds:
+            if state == "open" and round_id in self._folds and landed == len(self._folds[round_id].folded):
+                continue  # everything that has landed is in the mean already
             try:
                 worked |= self._step_round(round_id, state)
             except LeaseLost:
@@ -194,6 +195,22 @@ class Aggregator:
             session.refresh(round_)
             if round_.state in ("open", "aggregating"):
                 fail_round(session, self._ctx, federation, round_, why)
+
+
+def rounds_to_fold(session: Session) -> list[tuple[int, str, int]]:
+    """Rounds under way that are aggregating or have updates: id, state, number of updates.
+
+    One query, which also leaves out the many open rounds that nobody has uploaded to yet.
+    """
+    landed = func.count(Update.client_id)
+    query = (
+        select(Round.id, Round.state, landed)
+        .outerjoin(Update, Update.round_id == Round.id)
+        .where(Round.state.in_(["open", "aggregating"]))
+        .group_by(Round.id, Round.state)
+        .having((landed > 0) | (Round.state == "aggregating"))
+    )
+    return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Round.id))]
 
 
 def _note_accuracy(session: Session, federation: Federation, model_number: int) -> None:

@@ -4,19 +4,21 @@ import json
 import uuid
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from server.core.errors import Conflict, InvalidInput, NotAllowed, NotAuthenticated, NotFound
+from server.core.errors import Conflict, InvalidInput, NotAllowed, NotAuthenticated, NotFound, TooMany
 from server.core.rounds import ENDED
 from server.service import tokens
 from server.service.context import Actor, Context, plan_of, record
 from server.service.federations import load
 from server.service.progress import advance
 from server.store.session import LOCK
-from server.store.tables import Client, Federation, Invite
+from server.store.tables import AuditEntry, Client, Federation, Invite
 from shared.schemas import ClientView, FederationPlanAnswer, InviteAnswer, JoinAnswer, JoinRequest, TokenAnswer
+
+CHANGES_PER_HOUR = 60
 
 
 @dataclass(frozen=True)
@@ -214,13 +216,35 @@ def me(ctx: Context, identity: Identity) -> ClientView:
 
 
 def update_counts(ctx: Context, identity: Identity, actor: Actor, counts: dict[str, int]) -> ClientView:
-    """New class counts; they take effect when the next round opens."""
+    """New class counts; they take effect when the next round opens. Counts that are the same change nothing."""
+    with ctx.db.read() as session:
+        client = session.get_one(Client, identity.client_id)
+        federation = session.get_one(Federation, client.federation_id)
+        ordered = _ordered_counts(federation, counts)
+        if client.class_counts == ordered:
+            return client_view(session, client)
     with ctx.db.write() as session:
         client = session.get_one(Client, identity.client_id, with_for_update=LOCK)
-        federation = session.get_one(Federation, client.federation_id)
-        client.class_counts = _ordered_counts(federation, counts)
+        _refuse_frequent_changes(session, ctx, actor, federation)
+        client.class_counts = ordered
         record(session, ctx, actor, "client.update", federation.name)
         return client_view(session, client)
+
+
+def _refuse_frequent_changes(session: Session, ctx: Context, actor: Actor, federation: Federation) -> None:
+    """Each change is kept in the audit log for good, so a client may not add to it without bound."""
+    recent = select(func.count()).where(
+        AuditEntry.at > ctx.clock() - 3600,
+        AuditEntry.action == "client.update",
+        AuditEntry.actor == actor.name,
+        AuditEntry.federation == federation.name,
+    )
+    if session.execute(recent).scalar_one() >= CHANGES_PER_HOUR:
+        raise TooMany(
+            "too-many-changes",
+            f"A client may change its record {CHANGES_PER_HOUR} times per hour.",
+            retry_after_s=600,
+        )
 
 
 def clients_of(ctx: Context, federation_name: str, only_client: str | None = None) -> list[ClientView]:

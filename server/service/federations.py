@@ -12,9 +12,9 @@ from server.core.errors import Conflict, NotFound
 from server.core.rounds import describe
 from server.pretrained import load_pretrained
 from server.service.context import Actor, Context, client_record, facts_of, half_of, plan_of, record
-from server.service.progress import active_clients, advance, full_reason, round_under_way, snapshot, waiting_for
+from server.service.progress import active_clients, advance, full_reason, round_under_way, waiting_for
 from server.store import blobs
-from server.store.tables import Client, Federation, Model, Round, Update
+from server.store.tables import Client, Federation, Model, Participant, Round, Update
 from shared.heterogeneity import distributional_heterogeneity
 from shared.plan import FederationPlan
 from shared.schemas import FederationView, RoundSummary
@@ -164,15 +164,19 @@ def view(
     )
 
 
-def summarise(session: Session, ctx: Context, round_: Round, *, for_operator: bool) -> RoundSummary:
-    """A round as the API shows it."""
-    view_ = snapshot(session, round_)
+def summarise(
+    session: Session, ctx: Context, round_: Round, counts: tuple[int, int] | None = None, *, for_operator: bool
+) -> RoundSummary:
+    """A round as the API shows it; `counts` are its participants and updates, if they are known already."""
+    participants, updates = counts or (
+        session.execute(select(func.count()).where(table.round_id == round_.id)).scalar_one()
+        for table in (Participant, Update)
+    )
     waiting = None
     if round_.state in ("open", "aggregating"):
         federation = session.get_one(Federation, round_.federation_id)
         found = waiting_for(session, ctx, federation)
         waiting = describe(found, ctx.clock(), for_operator=for_operator) if found else None
-    updates = session.execute(select(func.count()).where(Update.round_id == round_.id)).scalar_one()
     return RoundSummary(
         id=round_.id,
         number=round_.number,
@@ -180,7 +184,7 @@ def summarise(session: Session, ctx: Context, round_: Round, *, for_operator: bo
         reason=full_reason(round_) if for_operator else round_.reason,
         waiting_for=waiting,
         facts=facts_of(round_.facts),
-        participants=len(view_.participants),
+        participants=participants,
         updates=updates,
         opened_at=round_.opened_at,
         deadline_at=round_.deadline_at,

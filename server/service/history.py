@@ -3,27 +3,54 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from pydantic import ValidationError
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, defer
 
-from server.store.tables import Client, Evaluation, Federation, Round, Update
+from server.store.tables import Client, Evaluation, Federation, Participant, Round, Update
 from shared.evaluation import Evaluation as Measured
 from shared.schemas import EvaluationView, TrainingReport, UpdateView
 
+logger = logging.getLogger(__name__)
+_PAGE_ROWS = 1000
 _NOTHING = Measured(samples=0, correct=0, loss_sum=0.0)
 
 
 def evaluations(session: Session, federation: Federation, model_number: int) -> dict[str, Measured]:
     """What each client measured with this model, by client id."""
     query = select(Evaluation).where(Evaluation.federation_id == federation.id, Evaluation.model_number == model_number)
-    return {row.client_id: Measured.model_validate_json(row.result) for row in session.execute(query).scalars()}
+    found = ((row.client_id, _stored_evaluation(row.result)) for row in session.execute(query).scalars())
+    return {client_id: result for client_id, result in found if result is not None}
+
+
+@lru_cache(maxsize=4096)
+def _stored_evaluation(text: str) -> Measured | None:
+    """None for one that an older release took although it is impossible; it must not break what is told of others."""
+    try:
+        return Measured.model_validate_json(text)
+    except ValidationError as error:
+        logger.warning("a stored evaluation is ignored: %s", error.errors(include_url=False, include_input=False)[0])
+        return None
+
+
+def stored_report(text: str) -> TrainingReport:
+    """A report as it was accepted; what an older release accepted is not judged again."""
+    return TrainingReport.model_construct(**json.loads(text))
 
 
 def pooled(session: Session, federation: Federation, model_number: int) -> Measured:
     """All clients' counts for this model in one."""
-    return sum(evaluations(session, federation, model_number).values(), _NOTHING)
+    return pool(evaluations(session, federation, model_number))
+
+
+def pool(measured: Mapping[str, Measured]) -> Measured:
+    """The sum of the clients' counts."""
+    return sum(measured.values(), _NOTHING)
 
 
 def pooled_accuracy(session: Session, federation: Federation, model_number: int) -> float | None:
@@ -44,27 +71,73 @@ def describe_evaluation(result: Measured) -> EvaluationView:
     )
 
 
-def updates(session: Session, round_: Round, only_client: str | None = None) -> list[UpdateView]:
-    """The updates of a round, or one client's."""
-    query = (
-        select(Update, Client.name)
-        .join(Client, Client.id == Update.client_id)
-        .where(Update.round_id == round_.id)
-        .order_by(Client.name)
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round with what came in for it; a client's own part only when it is for that client."""
+
+    round: Round
+    participants: int
+    landed: int  # updates of all clients
+    updates: list[UpdateView]
+    evaluations: dict[str, Measured]  # of the model that the round made, by client id
+    names: dict[str, str]  # of the clients in the two above, by id
+
+
+def page_size(session: Session, federation: Federation, only_client: str | None) -> int:
+    """Rounds that hold about `_PAGE_ROWS` rows together."""
+    clients = select(func.count()).where(Client.federation_id == federation.id)
+    return max(1, _PAGE_ROWS // max(1, session.execute(clients).scalar_one() if only_client is None else 1))
+
+
+def records(
+    session: Session, federation: Federation, only_client: str | None, after: int, limit: int
+) -> list[RoundRecord]:
+    """The rounds after a number, oldest first, read with five queries however many they are."""
+    query = select(Round).where(Round.federation_id == federation.id, Round.number > after)
+    found = query.order_by(Round.number).limit(limit).options(defer(Round.roster))  # of everybody's class counts
+    rounds = session.execute(found).scalars().all()
+    if not rounds:
+        return []
+    ids = [round_.id for round_ in rounds]
+    updates, tests = select(Update, Client.name), select(Evaluation, Client.name)
+    updates = updates.join(Client, Client.id == Update.client_id).where(Update.round_id.in_(ids))
+    tests = tests.join(Client, Client.id == Evaluation.client_id).where(
+        Evaluation.federation_id == federation.id,
+        Evaluation.model_number.between(rounds[0].number, rounds[-1].number),
     )
     if only_client is not None:
-        query = query.where(Update.client_id == only_client)
-    return [
-        UpdateView(
-            client_id=update.client_id,
-            client=name,
-            digest=update.digest,
-            size_bytes=update.size_bytes,
-            received_at=update.received_at,
-            report=TrainingReport.model_validate_json(update.report),
-        )
-        for update, name in session.execute(query)
-    ]
+        updates, tests = updates.where(Update.client_id == only_client), tests.where(Client.id == only_client)
+    participants, landed = _count_by_round(session, Participant, ids), _count_by_round(session, Update, ids)
+    by_id = {
+        round_.id: RoundRecord(round_, participants.get(round_.id, 0), landed.get(round_.id, 0), [], {}, {})
+        for round_ in rounds
+    }
+    by_number = {record.round.number: record for record in by_id.values()}
+    for update, name in session.execute(updates.order_by(Client.name, Client.id)):
+        by_id[update.round_id].updates.append(_update_view(update, name))
+        by_id[update.round_id].names[update.client_id] = name
+    for test, name in session.execute(tests.order_by(Client.name, Client.id)):
+        measured, record = _stored_evaluation(test.result), by_number.get(test.model_number)
+        if measured is not None and record is not None:  # no round made an imported model
+            record.evaluations[test.client_id] = measured
+            record.names[test.client_id] = name
+    return list(by_id.values())
+
+
+def _count_by_round(session: Session, table: type[Participant | Update], ids: list[int]) -> dict[int, int]:
+    query = select(table.round_id, func.count()).where(table.round_id.in_(ids)).group_by(table.round_id)
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+def _update_view(update: Update, name: str) -> UpdateView:
+    return UpdateView(
+        client_id=update.client_id,
+        client=name,
+        digest=update.digest,
+        size_bytes=update.size_bytes,
+        received_at=update.received_at,
+        report=stored_report(update.report),
+    )
 
 
 COLUMNS = (
@@ -74,35 +147,26 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def metrics_rows(
-    session: Session, federation: Federation, only_client: str | None = None
-) -> Iterator[dict[str, object]]:
-    """One row a round and client: its training, and its test of the model that the round made; pooled rows last."""
-    clients = select(Client).where(Client.federation_id == federation.id)
-    names = {client.id: client.name for client in session.execute(clients).scalars()}
-    rounds = session.execute(select(Round).where(Round.federation_id == federation.id).order_by(Round.number)).scalars()
-    for round_ in rounds.all():
-        reports = {row.client_id: row for row in updates(session, round_)}
-        tests = evaluations(session, federation, round_.number)
-        for client_id, name in sorted(names.items(), key=lambda item: item[1]):
-            update, test = reports.get(client_id), tests.get(client_id)
-            if only_client not in (None, client_id) or (update is None and test is None):
-                continue
-            row: dict[str, object] = {"round": round_.number, "state": round_.state, "client": name}
-            if update is not None:
-                report = update.report
-                row |= {
-                    "samples": report.samples,
-                    "train_loss": report.loss,
-                    "train_accuracy": report.accuracy,
-                    "seconds": report.seconds,
-                    "offset_motion": report.offset_motion,
-                    "upload_bytes": update.size_bytes,
-                }
-            yield row | (_test_columns(test) if test is not None else {})
-        if only_client is None and tests:
-            total = sum(tests.values(), _NOTHING)
-            yield {"round": round_.number, "state": round_.state, "client": "(all)"} | _test_columns(total)
+def metrics_rows(record: RoundRecord, only_client: str | None) -> Iterator[dict[str, object]]:
+    """One row per client with its training and its test of the model that the round made, then the pooled tests."""
+    round_: dict[str, object] = {"round": record.round.number, "state": record.round.state}
+    updates = {update.client_id: update for update in record.updates}
+    for client_id, name in sorted(record.names.items(), key=lambda item: (item[1], item[0])):
+        row = round_ | {"client": name}
+        if update := updates.get(client_id):
+            report = update.report
+            row |= {
+                "samples": report.samples,
+                "train_loss": report.loss,
+                "train_accuracy": report.accuracy,
+                "seconds": report.seconds,
+                "offset_motion": report.offset_motion,
+                "upload_bytes": update.size_bytes,
+            }
+        test = record.evaluations.get(client_id)
+        yield row | (_test_columns(test) if test is not None else {})
+    if only_client is None and record.evaluations:
+        yield round_ | {"client": "(all)"} | _test_columns(pool(record.evaluations))
 
 
 def _test_columns(result: Measured) -> dict[str, object]:
@@ -119,11 +183,22 @@ def _test_columns(result: Measured) -> dict[str, object]:
 
 
 def metrics_csv(session: Session, federation: Federation, only_client: str | None = None) -> str:
-    """`metrics_rows` as CSV."""
+    """The whole history as CSV."""
+    parts, after, size = [csv_text([], header=True)], 0, page_size(session, federation, only_client)
+    while found := records(session, federation, only_client, after, size):
+        parts.append(csv_text(found, only_client))
+        after = found[-1].round.number
+    return "".join(parts)
+
+
+def csv_text(found: Iterable[RoundRecord], only_client: str | None = None, *, header: bool = False) -> str:
+    """`metrics_rows` of these rounds as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(metrics_rows(session, federation, only_client))
+    if header:
+        writer.writeheader()
+    for record in found:
+        writer.writerows(metrics_rows(record, only_client))
     return text.getvalue()
 
 

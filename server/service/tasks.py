@@ -1,7 +1,6 @@
 """What a client should do now, and the tensors that it needs for it."""
 
 import json
-from functools import lru_cache
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
@@ -21,6 +20,7 @@ from server.service.context import (
 from server.service.enrolment import Identity, refuse_outdated
 from server.service.federations import load
 from server.service.progress import active_clients, latest_model, round_under_way, waiting_for
+from server.service.shared_loads import SharedLoads
 from server.service.tensors import load_tensors
 from server.store import blobs
 from server.store.session import Database
@@ -29,6 +29,7 @@ from shared.methods.base import ServerState, Tensors
 from shared.schemas import ModelPointer, RoundTaskView, TaskAnswer
 from shared.wire import encode
 
+_private_states = SharedLoads(max_bytes=1 << 30)  # pFedHN's are as large as its hypernetwork, which can be gigabytes
 SERVING = 0  # the round id of personal tensors that belong to no round
 
 
@@ -197,7 +198,12 @@ def _personal(
         return session.get_one(Blob, blob_id)
 
 
-@lru_cache(maxsize=2)
 def _private_state(db: Database, blob_id: str) -> Tensors:
-    # Copies lie where torch puts them, not as in the file: half_of's methods would else copy them for every client.
-    return {name: value.clone() for name, value in load_tensors(db, blob_id).items()}
+    with db.read() as session:
+        blob = session.get(Blob, blob_id)
+
+    def load() -> Tensors:
+        # Copies lie where torch puts them, not as in the file: half_of's methods would else copy them for every client.
+        return {name: value.clone() for name, value in load_tensors(db, blob_id).items()}
+
+    return _private_states.get((db, blob_id), blob.size_bytes if blob else 0, load)

@@ -247,6 +247,9 @@ def test_a_name_that_only_begins_like_the_prefix() -> None:
         {"DISTRANS_REQUESTS_PER_S": "many"},
         {"DISTRANS_REQUESTS_PER_S": "nan"},
         {"DISTRANS_UPLOADS_PER_CLIENT": "-1"},
+        {"DISTRANS_DOWNLOADS_PER_CLIENT": "some"},
+        {"DISTRANS_POLLS_PER_CLIENT": "2.5"},
+        {"DISTRANS_HISTORY_READS_PER_CLIENT": "-1"},
     ],
 )
 def test_settings_that_make_no_sense_are_named(environment: dict[str, str]) -> None:

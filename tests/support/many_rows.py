@@ -1,0 +1,66 @@
+"""Thousands of federations and rounds in moments, as copies of one that the service made; and SQL that is counted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event, insert, select
+
+from server.store.session import Database
+from server.store.tables import Base, Client, Evaluation, Federation, Model, Participant, Round, Update
+
+_FIRST = 1_000_000  # of the copies' ids
+
+
+def copy_federation(db: Database, copies: int) -> None:
+    """Copy the only federation, which has at most one round, with its clients and models, but without updates."""
+    with db.write() as session:
+        for table in (Federation, Client, Model, Round, Participant):
+            rows = session.execute(select(table.__table__)).mappings().all()
+            if rows:
+                values = [_copied(table, dict(row), number) for number in range(copies) for row in rows]
+                session.execute(insert(table), values)
+
+
+def _copied(table: type[Base], row: dict[str, Any], number: int) -> dict[str, Any]:
+    for column in ("federation_id", "round_id"):
+        if column in row:
+            row[column] = _FIRST + number
+    if "client_id" in row:
+        row["client_id"] = f"{number}-{row['client_id']}"[:32]
+    if table is Client:
+        row["id"] = f"{number}-{row['id']}"[:32]
+    if table in (Federation, Round):
+        row["id"] = _FIRST + number
+    if table is Federation:
+        row["name"] += f"-{number}"
+    return row
+
+
+def copy_round(db: Database, number: int, copies: int) -> None:
+    """Copy a round that is done, with its updates and evaluations, to rounds with these numbers and more."""
+    with db.write() as session:
+        (round_,) = session.execute(select(Round.__table__).where(Round.number == number)).mappings().all()
+        updates = session.execute(select(Update.__table__).where(Update.round_id == round_["id"])).mappings().all()
+        tests = select(Evaluation.__table__).where(Evaluation.model_number == number)
+        evaluations = session.execute(tests).mappings().all()
+        new = range(_FIRST, _FIRST + copies)
+        session.execute(insert(Round), [{**round_, "id": at, "number": at} for at in new])
+        session.execute(insert(Update), [{**row, "round_id": at, "blob_id": None} for at in new for row in updates])
+        session.execute(insert(Evaluation), [{**row, "model_number": at} for at in new for row in evaluations])
+
+
+@contextmanager
+def statements(db: Database) -> Iterator[list[str]]:
+    """The SQL statements of this process on this database, in their order."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.startswith(("BEGIN", "PRAGMA")):
+            seen.append(statement)
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(db.engine, "before_cursor_execute", note)

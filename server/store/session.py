@@ -29,7 +29,7 @@ from shared.problems import DistransError
 LOCK: dict[str, bool] = {"key_share": True}
 _LAST, _AFTER_COMMIT = "last", "after_commit"  # in a session's info
 _FULL_FOR_S = 30.0  # how long a disk counts as full after a write failed for lack of room
-_CHECKPOINT_PAUSE_S = 1.0  # between two attempts of writers to empty the log
+_CHECKPOINT_PAUSE_S = 1.0  # before writers try again to empty a log that is being read
 logger = logging.getLogger(__name__)
 
 
@@ -173,13 +173,14 @@ class Database:
         """Empty SQLite's write-ahead log if it is large; False when a long reader still needs it."""
         if not self.is_sqlite or sqlite.wal_bytes(self.file) <= sqlite.WAL_LIMIT_BYTES:
             return True
-        self._checkpoint_at = time.monotonic() + _CHECKPOINT_PAUSE_S
         try:
             with self._writing, closing(self.engine.raw_connection()) as connection:
-                return sqlite.truncate_wal(connection.driver_connection)  # type: ignore[arg-type]  # sqlite3's
+                if sqlite.truncate_wal(connection.driver_connection):  # type: ignore[arg-type]  # sqlite3's
+                    return True
         except (sqlite3.Error, SQLAlchemyError) as error:  # what was committed is safe in the log
             logger.warning("the write-ahead log could not be emptied: %s", error)
-            return False
+        self._checkpoint_at = time.monotonic() + _CHECKPOINT_PAUSE_S
+        return False
 
     def is_full(self) -> bool:
         """Whether there is no room for more uploads, or a write has failed for lack of room lately."""

@@ -111,7 +111,7 @@ def install(app: FastAPI) -> None:
         if request.app.state.ctx.db.is_out_of_room(error):
             return _storage_full()  # the database has logged it
         if is_busy(error):
-            logger.warning("the database was busy: %s", error)
+            logger.warning("the database was busy: %s", getattr(error, "orig", error))
             return _away("database-busy", "Others are using what this request needs.")
         logger.error("the database failed", exc_info=error)  # handlers run where no exception is being handled
         return _away("database-unavailable", "The coordinator cannot reach its database.")

@@ -102,27 +102,30 @@ def drop(session: Session, blob_id: str) -> None:
 
 def remove(db: Database, blob_id: str) -> None:
     """Remove a blob that nothing refers to, a few chunks per transaction; what fails is left to the collection."""
+    is_gone = False
     try:
-        while keys := _remove_some(db, blob_id):
+        while not is_gone:
+            is_gone, keys = _remove_some(db, blob_id)
             if db.objects is not None:
-                db.objects.delete([key for key in keys if key is not None])
+                db.objects.delete(keys)
     except (SQLAlchemyError, ObjectStoreError) as error:
         logger.warning("blob %s is not removed completely; it will be collected: %s", blob_id, error)
 
 
-def _remove_some(db: Database, blob_id: str) -> list[str | None]:
-    """Remove the first chunks and, with the last ones, the blob; the keys of the chunks' objects, None in SQL."""
+def _remove_some(db: Database, blob_id: str) -> tuple[bool, list[str]]:
+    """Remove the first chunks and, with the last ones, the blob; (whether it is gone, keys of the chunks' objects)."""
     with db.write() as session:
         unused = session.execute(select(Blob.id).where(Blob.id == blob_id, is_unreferenced())).first()
-        if unused is None:  # gone, or a mistake: a blob in use is never touched
-            return []
+        if unused is None:  # gone already; or dropped by mistake, and a blob in use is never touched
+            return True, []
         chunks = select(BlobChunk.start, BlobChunk.object_key).where(BlobChunk.blob_id == blob_id)
         rows = session.execute(chunks.order_by(BlobChunk.start).limit(_CHUNKS_PER_REMOVAL)).all()
         if rows:
             session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start <= rows[-1].start))
-        if len(rows) < _CHUNKS_PER_REMOVAL:
+        is_last = len(rows) < _CHUNKS_PER_REMOVAL
+        if is_last:
             session.execute(delete(Blob).where(Blob.id == blob_id))
-        return [row.object_key for row in rows]
+        return is_last, [row.object_key for row in rows if row.object_key is not None]
 
 
 def store(db: Database, data: bytes, now: float) -> str:

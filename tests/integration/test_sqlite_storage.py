@@ -65,9 +65,7 @@ class TestFiles:
                 )
             db.close()
 
-    def test_of_an_older_release_are_closed_to_others(
-        self, db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_of_an_older_release_are_closed_to_others(self, db: Database, caplog: pytest.LogCaptureFixture) -> None:
         with db.read() as session:
             session.execute(text("SELECT count(*) FROM federations"))
             for file in (db.file, *sqlite.beside(db.file)):

@@ -10,10 +10,9 @@ from sqlalchemy import select
 from support.api import Api, new_database, open_api
 from support.coordinator import Site
 from support.plans import small_plan, update_body
+from support.processes import LoggedProcess
 from support.service import OPERATOR, Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
-from typer.testing import CliRunner
 
-from server.__main__ import app
 from server.core.errors import Gone, InvalidInput
 from server.service import archive, housekeeping, uploads
 from server.service.aggregation import Aggregator
@@ -260,14 +259,12 @@ class TestAPrefix:
         with s3.read() as session:
             assert s3.objects.claim("somebody else") == session.get_one(Coordinator, 1).id
 
-    def test_of_another_coordinator_is_refused_at_the_start(
-        self, s3: Database, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_another_coordinator_is_refused_at_the_start(self, s3: Database, bucket: str, tmp_path: Path) -> None:
         claim(s3)
-        monkeypatch.setenv("DISTRANS_BLOBS", bucket)
-        answer = CliRunner().invoke(app, ["serve", "--port", "0", "--data-dir", str(tmp_path / "second")])
-        assert isinstance(answer.exception, ObjectStoreError)
-        assert "belongs to the coordinator" in str(answer.exception)
+        command = ["distrans-server", "serve", "--port", "0", "--data-dir", tmp_path / "second"]
+        process = LoggedProcess(command, forked=True, DISTRANS_BLOBS=bucket)
+        assert process.wait() == 1
+        assert process.lines[-1].startswith(f"error: {bucket} belongs to the coordinator ")
 
 
 class TestAnObjectThatIsLost:
@@ -280,7 +277,8 @@ class TestAnObjectThatIsLost:
             blobs.read_all(s3, blob_id)
         assert caught.value.key == key
 
-    def test_is_not_one_in_a_bucket_that_is_away(self, bucket: str) -> None:
+    @pytest.mark.usefixtures("bucket")
+    def test_is_not_one_in_a_bucket_that_is_away(self) -> None:
         with pytest.raises(ObjectStoreError) as caught:
             Objects("s3://elsewhere/x").get("some/key", 0, 1)
         assert not isinstance(caught.value, ObjectMissing)

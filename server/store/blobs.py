@@ -10,7 +10,6 @@ import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy import ColumnElement, and_, delete, exists, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -36,9 +35,9 @@ class Piece:
     object_key: str | None
 
 
-def begin_blob(session: Session, now: float) -> str:
+def begin_blob(session: Session, now: float, blob_id: str | None = None) -> str:
     """A new, empty blob."""
-    blob = Blob(id=uuid.uuid4().hex, size_bytes=0, digest=None, created_at=now)
+    blob = Blob(id=blob_id or uuid.uuid4().hex, size_bytes=0, digest=None, created_at=now)
     session.add(blob)
     session.flush()
     return blob.id
@@ -96,20 +95,24 @@ def is_unreferenced() -> ColumnElement[bool]:
 
 
 def drop(session: Session, blob_id: str) -> None:
-    """Remove a blob that nothing refers to any more, once the transaction is committed."""
-    after_commit(session, partial(remove, blob_id=blob_id))
+    """Remove a blob that nothing refers to any more, once the transaction is committed; else it will be collected."""
+
+    def step(db: Database) -> None:
+        try:
+            remove(db, blob_id)
+        except (SQLAlchemyError, ObjectStoreError) as error:
+            logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
+
+    after_commit(session, step)
 
 
 def remove(db: Database, blob_id: str) -> None:
-    """Remove a blob that nothing refers to, a few chunks per transaction; what fails is left to the collection."""
+    """Remove a blob that nothing refers to, a few chunks per transaction."""
     is_gone = False
-    try:
-        while not is_gone:
-            is_gone, keys = _remove_some(db, blob_id)
-            if db.objects is not None:
-                db.objects.delete(keys)
-    except (SQLAlchemyError, ObjectStoreError) as error:
-        logger.warning("blob %s is not removed completely; it will be collected: %s", blob_id, error)
+    while not is_gone:
+        is_gone, keys = _remove_some(db, blob_id)
+        if db.objects is not None:
+            db.objects.delete(keys)
 
 
 def _remove_some(db: Database, blob_id: str) -> tuple[bool, list[str]]:
@@ -129,15 +132,16 @@ def _remove_some(db: Database, blob_id: str) -> tuple[bool, list[str]]:
 
 
 def store(db: Database, data: bytes, now: float) -> str:
-    """Write a whole blob in short transactions and seal it; nothing refers to it yet."""
-    with db.write() as session:
-        blob_id = begin_blob(session, now)
-    for begin in range(0, len(data), CHUNK_BYTES):
+    """Write a whole blob in short transactions, one per chunk, and seal it; nothing refers to it yet."""
+    blob_id = uuid.uuid4().hex
+    for begin in range(0, max(len(data), 1), CHUNK_BYTES):
         pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
         with db.write() as session:
+            if begin == 0:
+                begin_blob(session, now, blob_id)
             append(session, blob_id, pieces)
-    with db.write() as session:
-        seal(session, blob_id, hashlib.sha256(data).hexdigest())
+            if begin + CHUNK_BYTES >= len(data):
+                seal(session, blob_id, hashlib.sha256(data).hexdigest())
     return blob_id
 
 

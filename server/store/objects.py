@@ -29,6 +29,8 @@ class ObjectStoreError(DistransError):
 class ObjectMissing(ObjectStoreError):
     """The store answers, but an object that the database refers to is not there; to try again will not help."""
 
+    code = "object-missing"
+
     def __init__(self, address: str, key: str) -> None:
         super().__init__(
             f"The object {key} is missing from {address}.",

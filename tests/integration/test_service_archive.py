@@ -196,7 +196,7 @@ class TestArchive:
             assert words in str(error)
         assert [view.name for view in federations.list_all(desk.ctx)] == [desk.name]
 
-    @pytest.mark.parametrize("statements", (2, 10, 22))
+    @pytest.mark.parametrize("statements", [2, 10, 22])
     def test_is_of_one_moment(self, clean_db: Database, tmp_path: Path, statements: int) -> None:
         """A round that ends during an export, after any of its statements, is in it completely or not at all."""
         desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 5}))

@@ -15,7 +15,7 @@ def run() -> None:
         migrate(given)
         return
     url = os.environ.get("DISTRANS_DB") or context.config.get_main_option("sqlalchemy.url") or ""
-    with Database(url).engine.connect() as connection:
+    with Database(url).migration() as connection:
         migrate(connection)
 
 

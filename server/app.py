@@ -37,7 +37,7 @@ Operators create federations and invite sites; agents poll `/v1/task`, train and
 
 def create_app(settings: Settings) -> FastAPI:
     """The coordinator as an ASGI application; its schema must be current."""
-    db = Database(settings.db_url, settings.blobs)
+    db = Database(settings.db_url, settings.blobs, options=settings.database)
     require_current(db)
     ctx, heartbeats = Context(db), Heartbeats()
 
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(operations.scraping)
     for router in (clients.joining, clients.router, federations.router, rounds.router):
-        app.include_router(router, responses=errors.problem_responses(503))
+        app.include_router(router, responses=errors.problem_responses(503, 507))
     _add_middleware(app, settings)
     _describe_problems(app)
     return app

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 
 from server.service.housekeeping import Retention
 from server.service.tokens import new_secret
+from server.store.session import DatabaseOptions
 from shared.problems import DistransError
 
 DEFAULT_DATA_DIR = Path("distrans-data")
@@ -36,6 +37,7 @@ class Settings:
     admin_token: str = field(repr=False)
     scrape_token: str | None = field(default=None, repr=False)
     blobs: str | None = None  # s3://bucket/prefix; None: in the database
+    database: DatabaseOptions = field(default_factory=DatabaseOptions)
     retention: Retention = field(default_factory=Retention)
     max_json_bytes: int = 8 * 1024 * 1024  # of the admin; others may send 1 MiB
     json_body_s: float = 30.0  # a JSON body has to be there by then

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from shared.summation import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 Tensors = dict[str, Tensor]
 
 MAX_METADATA_BYTES = 64 * 1024
+MAX_MODEL_METADATA_BYTES = 64 * 1024 * 1024  # a plan may have 100,000 classes with names of 128 characters
 _MAX_BYTES_PER_ENTRY = 512  # header bytes for one tensor beside its name
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -60,11 +61,16 @@ class Spec:
     """The tensors a body must hold: these names, shapes and dtypes, all of them and no others."""
 
     entries: Mapping[str, Entry]
+    max_metadata_bytes: int = MAX_METADATA_BYTES
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Spec":
         """The spec that exactly such tensors meet; tensors on the meta device will do."""
         return cls({name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+
+    def of_model(self) -> "Spec":
+        """The same tensors as a coordinator publishes them: a model's metadata holds the whole plan."""
+        return replace(self, max_metadata_bytes=MAX_MODEL_METADATA_BYTES)
 
     def prefixed(self, prefix: str) -> "Spec":
         """The same tensors with `prefix` before each name."""
@@ -82,7 +88,7 @@ class Spec:
     def max_header_bytes(self) -> int:
         """The longest header that is read."""
         names = sum(6 * len(name) + _MAX_BYTES_PER_ENTRY for name in self.entries)
-        return names + 6 * MAX_METADATA_BYTES + 64
+        return names + 6 * self.max_metadata_bytes + 64
 
     @property
     def max_total_bytes(self) -> int:
@@ -184,7 +190,7 @@ class Checker:
             ) from error
         if not isinstance(header, dict) or text[:1] != b"{":
             raise WireError("The header is not a JSON object.", next_step="Send a safetensors body.")
-        self.metadata = _checked_metadata(header.pop("__metadata__", {}))
+        self.metadata = _checked_metadata(header.pop("__metadata__", {}), self._spec.max_metadata_bytes)
         _refuse_names(header.keys(), self._spec.entries.keys())
         spans = []
         for name, found in header.items():
@@ -226,15 +232,15 @@ def _parse_int(text: str) -> int | float:
     return -0.0 if text == "-0" else int(text)  # what the library reads it as; int would make a size of it
 
 
-def _checked_metadata(found: Any) -> dict[str, str]:
+def _checked_metadata(found: Any, max_bytes: int) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise WireError("The metadata is not a table of texts.")
     try:
         size_bytes = sum(len(text.encode()) for item in found.items() for text in item)
     except UnicodeEncodeError as error:  # half of a surrogate pair
         raise WireError("The metadata is not proper Unicode.") from error
-    if size_bytes > MAX_METADATA_BYTES:
-        raise WireError(f"The metadata has more than {MAX_METADATA_BYTES} bytes.")
+    if size_bytes > max_bytes:
+        raise WireError(f"The metadata has more than {max_bytes} bytes.")
     return found
 
 

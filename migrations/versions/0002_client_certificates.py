@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.util import CommandError
 
 revision: str = "0002"
 down_revision: str | Sequence[str] | None = "0001"
@@ -17,5 +18,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back."""
+    """Take it back; refused while clients are bound to certificates, because their tokens alone would then do."""
+    if count := op.get_bind().execute(sa.text("SELECT count(certificate) FROM clients")).scalar():
+        raise CommandError(
+            f"The downgrade would release {count} clients from their certificates. "
+            "If that is intended, set clients.certificate to NULL, then downgrade again."
+        )
     op.drop_column("clients", "certificate")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.util import CommandError
 
 revision: str = "0003"
 down_revision: str | Sequence[str] | None = "0002"
@@ -17,5 +18,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; bytes that are in an object store stay there."""
+    """Take it back; refused while tensors are in an object store, because nothing would refer to them any more."""
+    chunks = "SELECT count(*) FROM blob_chunks WHERE object_key IS NOT NULL"
+    if count := op.get_bind().execute(sa.text(chunks)).scalar():
+        raise CommandError(
+            f"The downgrade would lose {count} chunks of tensors that are in an object store. Restore a backup of the "
+            "older release instead."
+        )
     op.drop_column("blob_chunks", "object_key")

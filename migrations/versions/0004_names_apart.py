@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.util import CommandError
 
 revision: str = "0004"
 down_revision: str | Sequence[str] | None = "0003"
@@ -33,7 +34,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back."""
+    """Take it back; refused while there are details that only this revision can hold."""
+    for name in ("federations", "rounds"):
+        detail = sa.table(name, sa.column("reason_detail")).c.reason_detail
+        if count := op.get_bind().execute(sa.select(sa.func.count(detail)).where(detail != "")).scalar():
+            raise CommandError(
+                f"The downgrade would delete {count} values of {name}.reason_detail, such as the names of sites that a "
+                "round lacked. If that is intended, set them to '', then downgrade again."
+            )
     if op.get_bind().dialect.name == "sqlite":
         op.execute("DROP TRIGGER audit_no_replace")
     for name in ("federations", "rounds"):

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.core import errors
 from server.service.uploads import OffsetMismatch
-from server.store.objects import ObjectStoreError
+from server.store.failures import StorageFull, is_busy
+from server.store.objects import ObjectStoreError, ObjectStoreFull
 from shared.http.problems import MEDIA_TYPE, problem
 from shared.plan_faults import list_faults
 from shared.problems import DistransError
@@ -97,24 +98,40 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ObjectStoreError)
     def objects_away(_request: Request, error: ObjectStoreError) -> JSONResponse:
         logger.error("%s", error)  # it may name the bucket, which is nobody else's business
-        return problem(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "object-store-unavailable",
-            "The coordinator cannot reach its object store.",
-            next_step="Try again soon.",
-            headers={"Retry-After": "5"},
-        )
+        if isinstance(error, ObjectStoreFull):
+            return _storage_full()
+        return _away("object-store-unavailable", "The coordinator cannot reach its object store.")
+
+    @app.exception_handler(StorageFull)
+    def no_room(request: Request, error: StorageFull) -> JSONResponse:
+        request.app.state.ctx.db.note_full(error)
+        return _storage_full()
 
     @app.exception_handler(SQLAlchemyError)
-    def database_away(_request: Request, error: SQLAlchemyError) -> JSONResponse:
+    def database_failed(request: Request, error: SQLAlchemyError) -> JSONResponse:
+        if request.app.state.ctx.db.is_out_of_room(error):
+            return _storage_full()  # the database has logged it
+        if is_busy(error):
+            logger.warning("the database was busy: %s", getattr(error, "orig", error))
+            return _away("database-busy", "Others are using what this request needs.")
         logger.error("the database failed", exc_info=error)  # handlers run where no exception is being handled
-        return problem(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "database-unavailable",
-            "The coordinator cannot reach its database.",
-            next_step="Try again soon.",
-            headers={"Retry-After": "5"},
-        )
+        return _away("database-unavailable", "The coordinator cannot reach its database.")
+
+
+def _away(code: str, detail: str) -> JSONResponse:
+    return problem(
+        HTTPStatus.SERVICE_UNAVAILABLE, code, detail, next_step="Try again soon.", headers={"Retry-After": "5"}
+    )
+
+
+def _storage_full() -> JSONResponse:
+    return problem(
+        HTTPStatus.INSUFFICIENT_STORAGE,
+        StorageFull.code,
+        "The coordinator has no room to store this.",
+        next_step="Tell its operator. Agents try again by themselves.",
+        headers={"Retry-After": "60"},
+    )
 
 
 class LastResort:

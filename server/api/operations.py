@@ -1,5 +1,6 @@
 """Liveness, readiness, and figures for Prometheus."""
 
+import asyncio
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -8,12 +9,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from server.api.access import Ctx, Documented, authenticate_scraper
 from server.api.errors import problem_responses
 from server.api.guard import guarded
 from server.service.context import Context
+from server.store.failures import StorageFull
 from server.store.tables import Blob, Client, Federation, Round, Update
 from shared import __version__
 from shared.http.problems import problem
@@ -29,12 +31,19 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", responses=problem_responses(503))
-def readyz(request: Request, ctx: Ctx) -> Response:
-    """The process can serve: its database answers and it is not about to stop."""
+async def readyz(request: Request, ctx: Ctx) -> Response:
+    """The process can serve: its database answers, there is room to store uploads, and it is not about to stop."""
     if request.app.state.news.closed:
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The coordinator is about to stop.")
-    with ctx.db.read() as session:
-        session.execute(text("SELECT 1"))
+    await asyncio.to_thread(ctx.db.check)  # not one of the threads that requests can use up
+    if await asyncio.to_thread(ctx.db.is_full):
+        return problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            StorageFull.code,
+            "The coordinator has no room to store uploads.",
+            next_step="Make room on the disk of its database; see its log.",
+            headers={"Retry-After": "60"},
+        )
     return JSONResponse({"status": "ready"})
 
 

@@ -48,6 +48,7 @@ def serve(
         secret,
         split_list,
     )
+    from server.store.ownership import claim
     from server.store.schema import current_version, require_current, upgrade
     from shared.http.tls import Tls
 
@@ -67,6 +68,7 @@ def serve(
     require_current(database, upgrade_command(db, data_dir))
     if database.objects is not None:
         database.objects.check()
+        claim(database)
     database.close()
     token, new_file = find_admin_token(data_dir, create=True)
     if new_file is not None:

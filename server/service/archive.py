@@ -1,8 +1,10 @@
 """A federation as a folder or a zip: model, plan, history, offsets; and back."""
 
 import json
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -12,7 +14,7 @@ from safetensors import SafetensorError
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 
-from server.core.errors import Conflict, InvalidInput
+from server.core.errors import Conflict, Gone, InvalidInput
 from server.core.rounds import ENDED, FederationState
 from server.service import history, reports
 from server.service.context import Actor, Context, client_record, facts_of, half_of, load_roster, plan_of, record
@@ -20,6 +22,7 @@ from server.service.federations import load, show
 from server.service.progress import latest_model
 from server.service.tasks import serving_basis
 from server.store import blobs
+from server.store.objects import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round
 from shared.methods.base import ServerHalf, ServerState, Tensors
 from shared.plan import read_stored_plan, validate_plan
@@ -49,27 +52,38 @@ class Summary(BaseModel):
 
 
 def export(ctx: Context, actor: Actor, name: str, target: Path) -> Path:
-    """Write the federation to a new folder, or to a zip when the target ends in .zip."""
+    """Write the federation, as it is at one moment, to a new folder, or to a zip when the target ends in .zip.
+
+    The target is there only once it is whole.
+    """
     if target.exists():
         raise Conflict("target-exists", f"{target} exists already.", next_step="Name a new folder or .zip file.")
-    with ctx.db.read() as session:
-        load(session, name)  # a wrong name must leave no file behind
+    partial = target.with_name(target.name + ".partial")
     try:
-        _write(_files(ctx, name), target)
+        with ctx.db.snapshot() as moment:
+            _write(_files(replace(ctx, db=moment), name), partial, as_zip=target.suffix == ".zip")
+        partial.replace(target)
     except OSError as error:
         raise InvalidInput("unwritable", f"{target} cannot be written: {error.strerror}.") from error
+    except ObjectMissing as error:  # the snapshot keeps rows, not objects
+        raise Gone(
+            "tensors-dropped",
+            f"The object {error.key}, which the export needs, is not in the object store.",
+            next_step="A round that ended meanwhile may have removed it: export again.",
+        ) from error
+    finally:
+        _discard(partial)
     with ctx.db.write() as session:
         record(session, ctx, actor, "federation.export", name)
     return target
 
 
-def _write(files: Iterator[tuple[str, bytes]], target: Path) -> None:
-    if target.suffix == ".zip":
-        partial = target.with_suffix(".zip.partial")
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+def _write(files: Iterator[tuple[str, bytes]], target: Path, *, as_zip: bool) -> None:
+    _discard(target)  # left over from an export that was killed
+    if as_zip:
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
             for file_name, data in files:
                 archive.writestr(file_name, data)
-        partial.replace(target)
         return
     for file_name, data in files:
         file = target / file_name
@@ -77,7 +91,15 @@ def _write(files: Iterator[tuple[str, bytes]], target: Path) -> None:
         file.write_bytes(data)
 
 
+def _discard(partial: Path) -> None:
+    if partial.is_dir():
+        shutil.rmtree(partial)
+    else:
+        partial.unlink(missing_ok=True)
+
+
 def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
+    """All files of an export; `ctx` must be on a snapshot, or they may not fit together."""
     view = show(ctx, name)
     with ctx.db.read() as session:
         federation = load(session, name)
@@ -202,7 +224,7 @@ def _tensors(files: dict[str, bytes], summary: Summary, half: ServerHalf, source
     """The model and the private state, if they are what the plan's method works with."""
     place, data = "model", files.get("model.safetensors", b"")
     try:
-        shared, _ = decode(data, Spec.of(half.initial_state().shared))
+        shared, _ = decode(data, Spec.of(half.initial_state().shared).of_model())
         place, data = "server state", files.get("server-state.safetensors", b"")
         private: Tensors = {}
         if data:

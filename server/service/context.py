@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from sqlalchemy.orm import Session, object_session
 
-from server.store.session import Database
+from server.store.session import Database, add_last
 from server.store.tables import AuditEntry, Client, Federation
 from shared.methods import server_half
 from shared.methods.base import ClientRecord, Facts, ServerHalf
@@ -48,8 +48,9 @@ def wake(federation: Federation) -> None:
 
 
 def record(session: Session, ctx: Context, actor: Actor, action: str, federation: str = "", **detail: object) -> None:
-    """Add a line to the audit log, in the caller's transaction."""
-    session.add(
+    """Add a line to the audit log, in the caller's transaction; ids grow in the order of the commits."""
+    add_last(
+        session,
         AuditEntry(
             at=ctx.clock(),
             actor=actor.name,
@@ -57,7 +58,7 @@ def record(session: Session, ctx: Context, actor: Actor, action: str, federation
             federation=federation,
             address=actor.address,
             detail=json.dumps(detail, sort_keys=True) if detail else "",
-        )
+        ),
     )
 
 

@@ -5,12 +5,13 @@ import sqlite3
 from pathlib import Path
 
 from server.store.session import Database, DatabaseError
+from server.store.sqlite import sync_folder
 
 
 def backup(db: Database, target: Path) -> int:
-    """Write the database as it is now to a new file, readable by its owner alone; its bytes.
+    """Write the database as it is now to a new file that only its owner can read; return its size in bytes.
 
-    Others read and write meanwhile; the copy is of one moment, and the file is there only once it is whole.
+    Others read and write meanwhile. The copy is of one moment, and the file appears only once it is complete.
     """
     if not db.is_sqlite:
         raise DatabaseError(
@@ -26,6 +27,7 @@ def backup(db: Database, target: Path) -> int:
         with partial.open("rb") as handle:
             os.fsync(handle.fileno())
         partial.replace(target)
+        sync_folder(target.parent)
     except (OSError, sqlite3.Error) as error:
         partial.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error

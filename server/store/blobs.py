@@ -6,19 +6,24 @@ refers to, never a row without its bytes. `collect_objects` removes such objects
 """
 
 import hashlib
+import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, and_, delete, exists, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Gone
-from server.store.objects import ObjectStoreError
-from server.store.session import DEAD_OBJECTS, LOCK, Database
-from server.store.tables import Blob, BlobChunk
+from server.store.objects import ObjectStoreError, ObjectStoreFull
+from server.store.ownership import claim, claim_once
+from server.store.session import LOCK, Database, after_commit
+from server.store.tables import BLOB_REFERENCES, Blob, BlobChunk
 
 CHUNK_BYTES = 2 * 1024 * 1024
+_CHUNKS_PER_REMOVAL = 4  # in one transaction: others can write in between, and SQLite's log stays small
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,20 +35,34 @@ class Piece:
     object_key: str | None
 
 
-def begin_blob(session: Session, now: float) -> str:
+def begin_blob(session: Session, now: float, blob_id: str | None = None) -> str:
     """A new, empty blob."""
-    blob = Blob(id=uuid.uuid4().hex, size_bytes=0, digest=None, created_at=now)
+    blob = Blob(id=blob_id or uuid.uuid4().hex, size_bytes=0, digest=None, created_at=now)
     session.add(blob)
     session.flush()
     return blob.id
 
 
 def stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
-    """Bring bytes to where they are kept; call it outside of the transaction that appends them."""
+    """Bring bytes of an upload to where they are kept; call it outside of the transaction that appends them.
+
+    Refused with StorageFull while the database's disk has no more than its reserve.
+    """
+    if db.objects is None:
+        db.require_room()
+    return _stage(db, blob_id, data)
+
+
+def _stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
     parts = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
     if db.objects is None:
         return [Piece(len(part), part, None) for part in parts]
-    return [Piece(len(part), b"", db.objects.put(blob_id, part)) for part in parts]
+    claim_once(db)
+    try:
+        return [Piece(len(part), b"", db.objects.put(blob_id, part)) for part in parts]
+    except ObjectStoreFull as error:
+        db.note_full(error)
+        raise
 
 
 def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
@@ -70,24 +89,59 @@ def seal(session: Session, blob_id: str, digest: str) -> Blob:
     return blob
 
 
+def is_unreferenced() -> ColumnElement[bool]:
+    """The condition that nothing refers to a blob."""
+    return and_(*[~exists().where(column == Blob.id) for column in BLOB_REFERENCES])
+
+
 def drop(session: Session, blob_id: str) -> None:
-    """Remove a blob that nothing refers to any more."""
-    keys = select(BlobChunk.object_key).where(BlobChunk.blob_id == blob_id, BlobChunk.object_key.is_not(None))
-    session.info.setdefault(DEAD_OBJECTS, []).extend(session.execute(keys).scalars())
-    session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id))
-    session.execute(delete(Blob).where(Blob.id == blob_id))
+    """Remove a blob that nothing refers to any more, once the transaction is committed; else it will be collected."""
+
+    def step(db: Database) -> None:
+        try:
+            remove(db, blob_id)
+        except (SQLAlchemyError, ObjectStoreError) as error:
+            logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
+
+    after_commit(session, step)
+
+
+def remove(db: Database, blob_id: str) -> None:
+    """Remove a blob that nothing refers to, a few chunks per transaction."""
+    is_gone = False
+    while not is_gone:
+        is_gone, keys = _remove_some(db, blob_id)
+        if db.objects is not None:
+            db.objects.delete(keys)
+
+
+def _remove_some(db: Database, blob_id: str) -> tuple[bool, list[str]]:
+    """Remove the first chunks and, with the last ones, the blob; (whether it is gone, keys of the chunks' objects)."""
+    with db.write() as session:
+        unused = session.execute(select(Blob.id).where(Blob.id == blob_id, is_unreferenced())).first()
+        if unused is None:  # gone already; or dropped by mistake, and a blob in use is never touched
+            return True, []
+        chunks = select(BlobChunk.start, BlobChunk.object_key).where(BlobChunk.blob_id == blob_id)
+        rows = session.execute(chunks.order_by(BlobChunk.start).limit(_CHUNKS_PER_REMOVAL)).all()
+        if rows:
+            session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start <= rows[-1].start))
+        is_last = len(rows) < _CHUNKS_PER_REMOVAL
+        if is_last:
+            session.execute(delete(Blob).where(Blob.id == blob_id))
+        return is_last, [row.object_key for row in rows if row.object_key is not None]
 
 
 def store(db: Database, data: bytes, now: float) -> str:
-    """Write a whole blob in short transactions and seal it; nothing refers to it yet."""
-    with db.write() as session:
-        blob_id = begin_blob(session, now)
-    for begin in range(0, len(data), CHUNK_BYTES):
-        pieces = stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
+    """Write a whole blob in short transactions, one per chunk, and seal it; nothing refers to it yet."""
+    blob_id = uuid.uuid4().hex
+    for begin in range(0, max(len(data), 1), CHUNK_BYTES):
+        pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
         with db.write() as session:
+            if begin == 0:
+                begin_blob(session, now, blob_id)
             append(session, blob_id, pieces)
-    with db.write() as session:
-        seal(session, blob_id, hashlib.sha256(data).hexdigest())
+            if begin + CHUNK_BYTES >= len(data):
+                seal(session, blob_id, hashlib.sha256(data).hexdigest())
     return blob_id
 
 
@@ -144,14 +198,18 @@ def read_all(db: Database, blob_id: str) -> bytes:
 
 
 def collect_objects(db: Database, before: float) -> int:
-    """Remove objects that nothing refers to and that were written before a moment; how many."""
+    """Remove objects that nothing refers to and that were written before a moment; how many.
+
+    Refused when the prefix belongs to another coordinator, whose objects would all look like garbage.
+    """
     removed = 0
     for keys in db.objects.older_than(before) if db.objects is not None else ():
         blob_ids = {key.partition("/")[0] for key in keys}
         with db.read() as session:
             chunks = select(BlobChunk.object_key).where(BlobChunk.blob_id.in_(blob_ids))
             dead = sorted(set(keys) - set(session.execute(chunks).scalars()))
-        if db.objects is not None:
+        if db.objects is not None and dead:
+            claim(db)
             db.objects.delete(dead)
         removed += len(dead)
     return removed

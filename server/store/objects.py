@@ -16,6 +16,8 @@ Result = TypeVar("Result")
 _ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w./-]*)?", re.ASCII)
 _TIMEOUT_S = 20
 _PAGE = 1000  # objects looked at together
+OWNER_KEY = ".distrans-owner"  # names the coordinator that a prefix belongs to
+_FULL = re.compile(r"XMinioStorageFull|QuotaExceeded|507 Insufficient Storage")  # MinIO, Ceph, others
 
 
 class ObjectStoreError(DistransError):
@@ -24,15 +26,33 @@ class ObjectStoreError(DistransError):
     code = "object-store"
 
 
+class ObjectMissing(ObjectStoreError):
+    """The store answers, but an object that the database refers to is not there; to try again will not help."""
+
+    code = "object-missing"
+
+    def __init__(self, address: str, key: str) -> None:
+        super().__init__(
+            f"The object {key} is missing from {address}.",
+            next_step="Bring it back from the bucket's versions or from a backup.",
+        )
+        self.key = key
+
+
+class ObjectStoreFull(ObjectStoreError):
+    """The store has no room, or this coordinator's quota is used up."""
+
+
 class Objects:
     """The objects below one prefix of a bucket. Credentials, region and endpoint come from the AWS_… variables."""
 
     def __init__(self, address: str) -> None:
         if not _ADDRESS.fullmatch(address):
             raise ObjectStoreError(
-                "DISTRANS_BLOBS is no address of a bucket.", next_step="Use s3://bucket/prefix, or leave it out."
+                "DISTRANS_BLOBS is not the address of a bucket.", next_step="Use s3://bucket/prefix, or leave it out."
             )
         self.address = address
+        self.is_claimed = False  # known to be this coordinator's; see server.store.ownership
         self._store = _open(address)
 
     def check(self) -> None:
@@ -47,7 +67,23 @@ class Objects:
 
     def get(self, key: str, begin: int, end: int) -> bytes:
         """The bytes of an object from `begin` up to `end`."""
-        return bytes(self._call(lambda store, api: api.get_range(store, key, start=begin, end=end)))
+        try:
+            return bytes(self._call(lambda store, api: api.get_range(store, key, start=begin, end=end)))
+        except ObjectStoreError as error:
+            if _is_missing(error):
+                raise ObjectMissing(self.address, key) from error
+            raise
+
+    def claim(self, owner: str) -> str:
+        """Mark the prefix with its owner, unless it has one already; the owner that it has."""
+        import obstore
+
+        try:
+            self._call(lambda store, api: api.put(store, OWNER_KEY, owner.encode(), mode="create"))
+        except ObjectStoreError as error:
+            if not isinstance(error.__cause__, obstore.exceptions.AlreadyExistsError):
+                raise
+        return bytes(self._call(lambda store, api: api.get(store, OWNER_KEY).bytes())).decode(errors="replace")
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are gone already are no error."""
@@ -56,10 +92,11 @@ class Objects:
             self._call(lambda store, api: api.delete(store, page))  # noqa: B023 - called at once
 
     def older_than(self, at: float) -> Iterator[list[str]]:
-        """The keys of all objects that were written before a moment, a page at a time."""
+        """The keys of all objects of blobs that were written before a moment, a page at a time."""
         pages = iter(self._call(lambda store, api: api.list(store, chunk_size=_PAGE)))
         while page := self._call(lambda _store, _api: next(pages, None)):
-            yield [str(found["path"]) for found in page if found["last_modified"].timestamp() < at]
+            old = [str(found["path"]) for found in page if found["last_modified"].timestamp() < at]
+            yield [key for key in old if key != OWNER_KEY]
 
     def _call(self, step: Callable[["S3Store", Any], Result]) -> Result:
         import obstore
@@ -68,10 +105,20 @@ class Objects:
         try:
             return step(self._store, obstore)
         except (BaseError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
+            text = str(error).strip()
+            if _FULL.search(text):
+                raise ObjectStoreFull(
+                    f"The object store {self.address} is full.", next_step="Make room in it, or raise its quota."
+                ) from error
             raise ObjectStoreError(
-                f"The object store {self.address} failed: {reason[:300]}", next_step="Try again soon."
+                f"The object store {self.address} failed: {text.splitlines()[0][:300]}", next_step="Try again soon."
             ) from error
+
+
+def _is_missing(error: ObjectStoreError) -> bool:
+    """A bucket that is not there may come back; an object will not."""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) and "NoSuchBucket" not in str(cause)
 
 
 def _open(address: str) -> "S3Store":

@@ -1,5 +1,7 @@
 """The schema's version: upgrade it, or refuse to work with one that does not fit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -8,6 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
+from server.store.failures import is_busy
 from server.store.session import Database, DatabaseError
 
 
@@ -21,29 +24,39 @@ def _config() -> Config:
 
 def current_version(db: Database) -> str | None:
     """The revision that the database is at; None for an empty one."""
+    with _readable_errors(), db.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(db: Database) -> tuple[str | None, str | None]:
+    """Bring the schema to this program's version; (before, after). Of several at once, one does it, the others wait."""
+    config = _config()
+    with _readable_errors(), db.migration() as connection:
+        context = MigrationContext.configure(connection)
+        before = context.get_current_revision()
+        _refuse_newer(before)
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return before, context.get_current_revision()
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
     try:
-        with db.engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
+        yield
     except DBAPIError as error:
         cause = str(error.orig).strip().splitlines()[0] if error.orig else "no reason given"
+        if is_busy(error):
+            raise DatabaseError(
+                f"The database is in use: {cause}.", next_step="Run it again; if that fails, stop the coordinators."
+            ) from error
         raise DatabaseError(
             f"The database cannot be reached: {cause}.", next_step="Check the address given with --db or DISTRANS_DB."
         ) from error
 
 
-def upgrade(db: Database) -> tuple[str | None, str | None]:
-    """Bring the schema to this program's version; (before, after)."""
-    before = current_version(db)
-    _refuse_newer(before)
-    config = _config()
-    with db.engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-    return before, current_version(db)
-
-
 def require_current(db: Database, upgrade_command: str = "distrans-server db upgrade") -> None:
-    """Refuse to start on a schema of another version, with the command that mends it."""
+    """Refuse to start on a schema of another version, with the command that upgrades it."""
     found = current_version(db)
     _refuse_newer(found)
     wanted = ScriptDirectory.from_config(_config()).get_current_head()

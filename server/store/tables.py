@@ -127,8 +127,8 @@ class Model(Base):
     __tablename__ = "models"
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
-    private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"))
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
+    private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -177,7 +177,7 @@ class Update(Base):
     __tablename__ = "updates"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
-    blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"))
+    blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     digest: Mapped[str] = mapped_column(String(64))
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     report: Mapped[str] = mapped_column(Text)
@@ -192,7 +192,7 @@ class Transfer(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"))
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
-    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     resumable: Mapped[bool]
     length_bytes: Mapped[int] = mapped_column(BigInteger)
     digest: Mapped[str] = mapped_column(String(64))
@@ -219,7 +219,20 @@ class Personal(Base):
     model_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     round_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # 0: for serving, outside of rounds
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
-    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
+
+
+# Every column that keeps a blob alive. Each has an index: the database looks all of them up for each blob it deletes.
+BLOB_REFERENCES = (Model.blob_id, Model.private_blob_id, Update.blob_id, Transfer.blob_id, Personal.blob_id)
+
+
+class Coordinator(Base):
+    """The identity that all replicas on this database share; an object store's prefix is marked with it."""
+
+    __tablename__ = "coordinator"
+    __table_args__ = (CheckConstraint("place = 1", name="one_row"),)
+    place: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    id: Mapped[str] = mapped_column(String(32))
 
 
 class AuditEntry(Base):

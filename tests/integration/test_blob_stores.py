@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,18 @@ from sqlalchemy import select
 from support.api import Api, new_database, open_api
 from support.coordinator import Site
 from support.plans import small_plan, update_body
-from support.service import Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
+from support.processes import LoggedProcess
+from support.service import OPERATOR, Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
 
-from server.core.errors import InvalidInput
-from server.service import housekeeping, uploads
+from server.core.errors import Gone, InvalidInput
+from server.service import archive, housekeeping, uploads
 from server.service.aggregation import Aggregator
 from server.service.housekeeping import Retention
 from server.store import blobs
-from server.store.objects import Objects, ObjectStoreError
+from server.store.objects import ObjectMissing, Objects, ObjectStoreError
+from server.store.ownership import claim
 from server.store.session import Database
-from server.store.tables import Blob, BlobChunk, Transfer
+from server.store.tables import Blob, BlobChunk, Coordinator, Transfer
 from shared.wire import digest
 
 STORES = ("sql", "s3")
@@ -210,3 +213,81 @@ def test_a_bucket_that_is_not_there(bucket: str) -> None:
     Objects(bucket).check()
     with pytest.raises(ObjectStoreError, match="s3://elsewhere"):
         Objects("s3://elsewhere/x").check()
+
+
+class TestAPrefix:
+    """In an object store: it belongs to one coordinator, whose replicas share an identity in their database."""
+
+    @pytest.fixture
+    def other(self, request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> Iterator[Database]:
+        """Another coordinator that was given the same prefix."""
+        (tmp_path / "other").mkdir()
+        database = Database(new_database("sqlite", request, tmp_path / "other"), bucket)
+        yield database
+        database.close()
+
+    def test_is_refused_to_another_coordinator(self, s3: Database, other: Database) -> None:
+        blob_id = blobs.store(s3, b"a model", NOW())
+        before = objects_of(s3)
+        for step in (lambda: claim(other), lambda: blobs.store(other, b"another's", NOW())):
+            with pytest.raises(ObjectStoreError, match="belongs to the coordinator") as caught:
+                step()
+            assert str(caught.value.next_step).startswith("Give this coordinator a prefix of its own")
+        assert objects_of(s3) == before
+        assert blobs.read_all(s3, blob_id) == b"a model"
+
+    def test_is_never_collected_by_another_coordinator(self, s3: Database, other: Database) -> None:
+        """To it every object looks like garbage."""
+        blob_id = blobs.store(s3, b"a model", NOW())
+        with pytest.raises(ObjectStoreError, match="belongs to the coordinator"):
+            blobs.collect_objects(other, NOW() + 3600)
+        assert blobs.read_all(s3, blob_id) == b"a model"
+
+    def test_is_shared_by_replicas_that_start_together(self, s3: Database, bucket: str) -> None:
+        replicas = [Database(s3.url.render_as_string(), bucket) for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(claim, replicas))
+        claim(s3)
+        assert count(s3, Coordinator) == [1]
+        for replica in replicas:
+            replica.close()
+
+    def test_keeps_its_mark(self, s3: Database) -> None:
+        claim(s3)
+        assert blobs.collect_objects(s3, NOW() + 3600) == 0
+        assert s3.objects is not None
+        with s3.read() as session:
+            assert s3.objects.claim("somebody else") == session.get_one(Coordinator, 1).id
+
+    def test_of_another_coordinator_is_refused_at_the_start(self, s3: Database, bucket: str, tmp_path: Path) -> None:
+        claim(s3)
+        command = ["distrans-server", "serve", "--port", "0", "--data-dir", tmp_path / "second"]
+        process = LoggedProcess(command, forked=True, DISTRANS_BLOBS=bucket)
+        assert process.wait() == 1
+        assert process.lines[-1].startswith(f"error: {bucket} belongs to the coordinator ")
+
+
+class TestAnObjectThatIsLost:
+    def test_is_named(self, s3: Database) -> None:
+        blob_id = blobs.store(s3, b"a model", NOW())
+        (key,) = objects_of(s3)
+        assert s3.objects is not None
+        s3.objects.delete([key])
+        with pytest.raises(ObjectMissing, match=f"The object {key} is missing from s3://") as caught:
+            blobs.read_all(s3, blob_id)
+        assert caught.value.key == key
+
+    @pytest.mark.usefixtures("bucket")
+    def test_is_not_one_in_a_bucket_that_is_away(self) -> None:
+        with pytest.raises(ObjectStoreError) as caught:
+            Objects("s3://elsewhere/x").get("some/key", 0, 1)
+        assert not isinstance(caught.value, ObjectMissing)
+
+    def test_ends_an_export_that_needs_it(self, s3: Database, tmp_path: Path) -> None:
+        desk = Desk(s3)
+        assert s3.objects is not None
+        s3.objects.delete(sorted(objects_of(s3)))
+        with pytest.raises(Gone, match=r"is not in the object store\.") as caught:
+            archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        assert caught.value.code == "tensors-dropped"
+        assert not [file for file in tmp_path.iterdir() if "export" in file.name]

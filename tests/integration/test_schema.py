@@ -1,15 +1,19 @@
 """The schema against its migrations, on real databases."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import select, text
+from alembic.util import CommandError
+from sqlalchemy import inspect, select, text
+from support.service import Desk
 
-from server.store import schema
+from server.store import blobs, schema
 from server.store.session import Database, DatabaseError
 from server.store.tables import Federation
 
@@ -24,6 +28,13 @@ def empty_db(empty_db_url: str) -> Iterator[Database]:
 def revision_of(db: Database, revision: str) -> None:
     with db.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+
+
+def downgrade(db: Database, revision: str) -> None:
+    config = schema._config()
+    with db.migration() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
 
 
 class TestSchema:
@@ -93,11 +104,83 @@ class TestSchema:
             found = [(row.reason, row.reason_detail) for row in rows]
         assert found == [("round 1 failed: too few", "missing: north, south"), ("tea", "")]
 
+    def test_has_an_index_for_every_reference_to_a_blob(self, empty_db: Database) -> None:
+        """Without one, each blob that is deleted costs a look at every row of the table that could refer to it."""
+        schema.upgrade(empty_db)
+        found = inspect(empty_db.engine)
+        missing = {
+            (table, key["constrained_columns"][0])
+            for table in found.get_table_names()
+            for key in found.get_foreign_keys(table)
+            if key["referred_table"] == "blobs"
+            and key["constrained_columns"][0]
+            not in [
+                found.get_pk_constraint(table)["constrained_columns"][0],
+                *(index["column_names"][0] for index in found.get_indexes(table)),
+            ]
+        }
+        assert missing == set()
+
+    def test_is_upgraded_once_by_processes_that_start_together(self, empty_db_url: str) -> None:
+        program = (
+            "import sys; from server.store import schema; from server.store.session import Database\n"
+            "print('ready', flush=True); sys.stdin.readline()\n"
+            "print(schema.upgrade(Database(sys.argv[1])))"
+        )
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, empty_db_url],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=60) for process in processes]
+        assert [errors for _, errors in answers] == [""] * 3
+        db = Database(empty_db_url)
+        head = schema.current_version(db)
+        db.close()
+        assert sorted(text for text, _ in answers) == [f"({head!r}, {head!r})\n"] * 2 + [f"(None, {head!r})\n"]
+
+    @pytest.mark.parametrize(
+        ("revision", "statement", "words"),
+        [
+            ("0001", "UPDATE clients SET certificate = 'ab'", "release 1 clients from their certificates"),
+            ("0002", "UPDATE blob_chunks SET object_key = 'a/b'", "lose 1 chunks of tensors"),
+            (
+                "0003",
+                "UPDATE federations SET reason_detail = 'missing: north'",
+                "1 values of federations.reason_detail",
+            ),
+            ("0003", "INSERT INTO coordinator (place, id) VALUES (1, 'x')", "the identity that marks the prefix"),
+        ],
+    )
+    def test_is_not_taken_back_where_that_loses_something(
+        self, empty_db: Database, revision: str, statement: str, words: str
+    ) -> None:
+        schema.upgrade(empty_db)
+        desk = Desk(empty_db)
+        desk.join("north")
+        blobs.store(empty_db, b"tensors", 0.0)
+        with empty_db.engine.begin() as connection:
+            connection.execute(text("DELETE FROM blob_chunks WHERE size_bytes > 10"))
+            connection.execute(text(statement))
+        before = schema.current_version(empty_db)
+        with pytest.raises(CommandError, match=words):
+            downgrade(empty_db, revision)
+        assert schema.current_version(empty_db) == before
+
     def test_can_be_taken_back(self, empty_db: Database) -> None:
         for _ in range(2):
             schema.upgrade(empty_db)
-            config = schema._config()
-            with empty_db.engine.begin() as connection:
-                config.attributes["connection"] = connection
-                command.downgrade(config, "base")
+            downgrade(empty_db, "base")
             assert schema.current_version(empty_db) is None

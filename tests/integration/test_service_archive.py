@@ -1,14 +1,18 @@
 """Export and import of a federation: what comes back, and what is refused."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from safetensors import safe_open
+from sqlalchemy import event
 from support.plans import small_plan, update_body
 from support.service import (
     FEDAVG,
+    MEAN_OFFSETS,
     OPERATOR,
     TINY_NETWORK,
     Clock,
@@ -18,7 +22,7 @@ from support.service import (
     refused,
 )
 
-from server.core.errors import Conflict, InvalidInput
+from server.core.errors import Conflict, InvalidInput, NotFound
 from server.service import archive, audit, evaluations, federations, reports, tasks
 from server.service.context import Context
 from server.service.enrolment import Identity
@@ -191,6 +195,48 @@ class TestArchive:
             assert error.message.startswith("The server state in ")
             assert words in str(error)
         assert [view.name for view in federations.list_all(desk.ctx)] == [desk.name]
+
+    @pytest.mark.parametrize("statements", [2, 10, 22])
+    def test_is_of_one_moment(self, clean_db: Database, tmp_path: Path, statements: int) -> None:
+        """A round that ends during an export, after any of its statements, is in it completely or not at all."""
+        desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 5}))
+        north = desk.join("north")
+        desk.run_round({north: 1})
+        left = statements
+
+        def publish(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                desk.run_round({north: 2})
+
+        event.listen(clean_db.engine, "after_cursor_execute", publish)
+        target = archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        assert left <= 0
+        summary = archive.Summary.model_validate_json((target / "federation.json").read_bytes())
+        history = json.loads((target / "history.json").read_bytes())
+        with safe_open(target / "model.safetensors", "pt") as model:
+            number = int(model.metadata()["model"])
+        done = sum(round_["state"] == "done" for round_ in history)
+        assert {summary.model, summary.rounds_done, number, done} <= {1, 2}
+        assert len({summary.model, summary.rounds_done, number, done}) == 1
+
+    def test_with_thousands_of_classes_comes_back(self, clean_db: Database, tmp_path: Path) -> None:
+        """The plan is in the model's metadata, and then larger than what a client may send there."""
+        plan = small_plan(method=FEDAVG, classes=tuple(f"finding number {number:05d}" for number in range(4_000)))
+        desk = Desk(clean_db, plan, start=False)
+        archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export.zip")
+        archive.restore(desk.ctx, OPERATOR, tmp_path / "export.zip", "copy")
+        copy = Desk(clean_db, plan.model_copy(update={"name": "copy"}), create=False)
+        assert (copy.view.plan.classes, copy.bits()) == (plan.classes, desk.bits())
+
+    def test_that_fails_leaves_nothing(self, clean_db: Database, tmp_path: Path) -> None:
+        desk = Desk(clean_db)
+        for target in (tmp_path / "export", tmp_path / "export.zip"):
+            (tmp_path / f"{target.name}.partial").mkdir()  # of an export that was killed
+            refused(NotFound, "no-such-federation", lambda: archive.export(desk.ctx, OPERATOR, "other", target))  # noqa: B023
+            archive.export(desk.ctx, OPERATOR, desk.name, target)
+        assert sorted(file.name for file in tmp_path.iterdir() if "export" in file.name) == ["export", "export.zip"]
 
     def test_refuses_to_overwrite(self, clean_db: Database, tmp_path: Path) -> None:
         desk = Desk(clean_db)

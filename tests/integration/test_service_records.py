@@ -1,11 +1,13 @@
 """What the coordinator keeps of a federation, and for how long: evaluations, tensors, old models, the audit log."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from threading import Barrier
 
 import pytest
 import safetensors.torch
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 from support.plans import small_plan
 from support.service import (
@@ -23,7 +25,7 @@ from support.service import (
 
 from server.core.errors import Conflict, Gone, InvalidInput, NotFound
 from server.service import audit, enrolment, evaluations, federations, housekeeping, reports, tasks
-from server.service.context import Actor, Context, facts_of, load_roster
+from server.service.context import Actor, Context, facts_of, load_roster, record
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats, Retention
 from server.service.uploads import UploadPart
@@ -33,6 +35,7 @@ from server.store.tables import Blob, BlobChunk, Personal, Round, Transfer, Upda
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import ServerState
+from shared.wire import digest
 
 
 class TestEvaluation:
@@ -236,6 +239,63 @@ class TestRetention:
             assert session.get(Blob, orphan) is None
         assert len(desk.model(0)) > 0
 
+    def test_removes_everything_in_one_call(self, clean_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Storage must not grow because more becomes garbage in half a minute than is looked up at a time."""
+        monkeypatch.setattr(housekeeping, "_BATCH", 7)
+        desk = Desk(clean_db)
+        blob_ids = [f"{number:032x}" for number in range(60)]
+        with clean_db.write() as session:
+            session.add_all(Blob(id=blob_id, size_bytes=1, created_at=desk.clock.now) for blob_id in blob_ids)
+            session.flush()
+            session.add_all(BlobChunk(blob_id=blob_id, start=0, size_bytes=1, data=b"x") for blob_id in blob_ids)
+        desk.clock.advance(3601)
+        assert housekeeping.clean(desk.ctx, Retention()) == 60
+        assert unreferenced_blobs(clean_db) == set()
+
+    def test_removes_a_large_blob_in_short_transactions(
+        self, clean_db: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 10)
+        blob_id = blobs.store(clean_db, bytes(205), 0.0)
+        left = [count(clean_db, BlobChunk)[0]]
+        chunks = select(func.count()).select_from(BlobChunk)
+        event.listen(clean_db.engine, "commit", lambda connection: left.append(connection.scalar(chunks)))
+        with clean_db.write() as session:
+            blobs.drop(session, blob_id)
+        assert (left[0], left[-1]) == (21, 0)
+        assert max(before - after for before, after in pairwise(left)) <= 4
+
+    def test_never_removes_a_blob_in_use(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        before = desk.bits(0)
+        with clean_db.write() as session:
+            blobs.drop(session, desk.models()[0].blob_id)  # a mistake in some use case
+        assert desk.bits(0) == before
+
+    def test_ends_early_when_the_process_stops(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        orphans = {blobs.store(clean_db, b"garbage", desk.clock.now) for _ in range(3)}
+        desk.clock.advance(3601)
+        stop = threading.Event()
+        stop.set()
+        assert housekeeping.clean(desk.ctx, Retention(), stop) == 0
+        assert unreferenced_blobs(clean_db) == orphans
+
+    def test_keeps_a_transfer_that_grew_after_it_was_looked_up(self, clean_db: Database) -> None:
+        """It had been silent for a day when housekeeping looked; its next byte came before it was dropped."""
+        desk = Desk(clean_db, fedavg_plan(min_clients=2, deadline_s=7 * 86400))
+        north = desk.join("north")
+        desk.join("south")
+        body = desk.body(1)
+        for begin in (0, 100):
+            part = UploadPart(desk.ctx, north, desk.round.id, begin, len(body), digest(body))
+            desk.clock.advance(25 * 3600)
+            found = housekeeping._expired_transfers(desk.ctx, Retention())
+            part.feed(body[begin : begin + 100])
+        ((blob_id, unlink),) = found
+        assert not housekeeping._let_go(desk.ctx, blob_id, unlink)
+        assert count(clean_db, Transfer) == [1]
+
     def test_what_was_dropped_is_gone_and_not_empty(self, clean_db: Database) -> None:
         desk = Desk(clean_db, fedavg_plan(min_clients=2))
         kept = tasks.federation_model(desk.ctx, desk.name, 0)
@@ -337,6 +397,48 @@ class TestAuditLog:
         assert audit.entries(desk.ctx, limit=2) == rows[:2]
         assert list(audit.all_entries(desk.ctx)) == rows
         assert audit.entries(desk.ctx, federation="another") == []
+
+    def test_numbers_entries_in_the_order_of_the_commits(self, clean_db: Database) -> None:
+        """A follower that has read up to an id never looks for a smaller one again."""
+        if clean_db.is_sqlite:
+            return  # it has one writer at a time
+        desk = Desk(clean_db)
+        last = audit.entries(desk.ctx)[-1].id
+        with clean_db.write() as slow:
+            record(slow, desk.ctx, OPERATOR, "client.revoke")
+            slow.flush()
+            with clean_db.write() as quick:
+                record(quick, desk.ctx, OPERATOR, "client.rotate")
+            first = audit.entries(desk.ctx, after_id=last)
+        then = audit.entries(desk.ctx, after_id=first[-1].id)
+        assert [[row.action for row in page] for page in (first, then)] == [["client.rotate"], ["client.revoke"]]
+
+    def test_is_followed_without_a_gap_while_many_write(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        last, seen, over = audit.entries(desk.ctx)[-1].id, [], threading.Event()
+
+        def follow() -> None:
+            nonlocal last
+            while True:
+                is_over = over.is_set()
+                page = audit.entries(desk.ctx, after_id=last)
+                seen.extend(row.id for row in page)
+                last = page[-1].id if page else last
+                if is_over and not page:
+                    return
+
+        def write(place: int) -> None:
+            for number in range(20):
+                with clean_db.write() as session:
+                    record(session, desk.ctx, OPERATOR, f"test.{place}.{number}")
+
+        with ThreadPoolExecutor(5) as pool:
+            following = pool.submit(follow)
+            list(pool.map(write, range(4)))
+            over.set()
+            following.result()
+        actions = [row.action for row in audit.entries(desk.ctx, limit=1000) if row.id in set(seen)]
+        assert sorted(actions) == sorted(f"test.{place}.{number}" for place in range(4) for number in range(20))
 
     @pytest.mark.parametrize(
         "statement",

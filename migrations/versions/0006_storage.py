@@ -1,0 +1,46 @@
+"""Indexes on the references to blobs; the coordinator's identity, which marks its prefix in an object store."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+from alembic.util import CommandError
+
+revision: str = "0006"
+down_revision: str | Sequence[str] | None = "0004"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+_REFERENCES = (
+    ("models", "blob_id"),
+    ("models", "private_blob_id"),
+    ("updates", "blob_id"),
+    ("transfers", "blob_id"),
+    ("personals", "blob_id"),
+)
+
+
+def upgrade() -> None:
+    """Bring the schema up to this revision."""
+    for table, column in _REFERENCES:
+        op.create_index(f"ix_{table}_{column}", table, [column])
+    op.create_table(
+        "coordinator",
+        sa.Column("place", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.CheckConstraint("place = 1", name=op.f("ck_coordinator_one_row")),
+        sa.PrimaryKeyConstraint("place", name=op.f("pk_coordinator")),
+    )
+
+
+def downgrade() -> None:
+    """Take it back; refused once a prefix in an object store is marked with the identity."""
+    if op.get_bind().execute(sa.text("SELECT count(*) FROM coordinator")).scalar_one():
+        raise CommandError(
+            "The downgrade would forget the identity that marks the prefix in the object store, and the prefix would "
+            "be refused after the next upgrade. If that is intended, delete the row of the table coordinator and the "
+            "object .distrans-owner in the prefix, then downgrade again."
+        )
+    op.drop_table("coordinator")
+    for table, column in reversed(_REFERENCES):
+        op.drop_index(f"ix_{table}_{column}", table)

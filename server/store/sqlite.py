@@ -1,0 +1,89 @@
+"""The embedded database: its files, what every connection is told, and its write-ahead log."""
+
+import logging
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+BUSY_TIMEOUT_MS = 60_000
+WAL_LIMIT_BYTES = 16 * 1024 * 1024  # a log beyond this is written back and truncated
+_CHECKPOINT_WAIT_MS = 250  # for readers of the log to finish; writers wait meanwhile
+logger = logging.getLogger(__name__)
+
+
+def prepare_file(file: Path) -> None:
+    """Create the database's file if there is none, and make sure that only its owner can read it.
+
+    SQLite gives the files beside it the same mode, whatever the umask. The folder is synced: a file that survives a
+    power cut is of no use without its name.
+    """
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        sync_folder(file.parent)
+    except FileExistsError:
+        for name in (file, *beside(file)):
+            _hide(name)
+
+
+def beside(file: Path) -> tuple[Path, Path]:
+    """The write-ahead log and its index."""
+    return file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hide(file: Path) -> None:
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            file.chmod(mode & 0o700)
+            logger.warning("%s was open to others (mode %o); changed to %o", file, mode, mode & 0o700)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s is open to others and cannot be closed to them: %s", file, error.strerror)
+
+
+def prepare_connection(connection: Any, _record: Any) -> None:
+    """Set up a new connection."""
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut; NORMAL syncs later
+    cursor.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def begin(connection: Connection) -> None:
+    """Begin a transaction; sqlite3 itself is in autocommit mode, so that a write can take its lock at the start."""
+    connection.exec_driver_sql(connection.get_execution_options().get("distrans_begin", "BEGIN"))
+
+
+def wal_bytes(file: Path) -> int:
+    """The size of the write-ahead log on the disk."""
+    try:
+        return beside(file)[0].stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def truncate_wal(connection: sqlite3.Connection) -> bool:
+    """Write the log back into the database and empty it; False when a long reader still needs it."""
+    connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_WAIT_MS}")
+    try:
+        is_blocked = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        return not is_blocked
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")

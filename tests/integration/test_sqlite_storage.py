@@ -1,0 +1,117 @@
+"""The embedded database: what is acknowledged is on the disk, its files are private, its log does not grow for ever."""
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from server.store import blobs, sqlite
+from server.store.schema import upgrade
+from server.store.session import Database, DatabaseError
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'data' / 'coordinator.db'}")
+    upgrade(database)
+    yield database
+    database.close()
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class TestAcknowledged:
+    def test_means_synced_on_every_connection(self, db: Database) -> None:
+        """2 is FULL: the log is synced before COMMIT returns. With NORMAL it is not, and a power cut takes it back."""
+        with ExitStack() as stack:
+            sessions = [stack.enter_context(db.read()) for _ in range(8)]
+            found = {session.execute(text("PRAGMA synchronous")).scalar_one() for session in sessions}
+        with db.write() as session:
+            found.add(session.execute(text("PRAGMA synchronous")).scalar_one())
+        assert found == {2}
+
+
+class TestFiles:
+    def test_are_private_whatever_the_folder_and_the_umask(self, tmp_path: Path) -> None:
+        folder = tmp_path / "open to all"
+        folder.mkdir()
+        folder.chmod(0o777)
+        with umask(0):
+            db = Database(f"sqlite:///{folder / 'coordinator.db'}")
+            upgrade(db)
+            with db.read() as session:  # a connection that keeps the files beside it alive
+                session.execute(text("SELECT count(*) FROM federations"))
+                assert modes(folder) == dict.fromkeys(
+                    ["coordinator.db", "coordinator.db-wal", "coordinator.db-shm"], 0o600
+                )
+            db.close()
+
+    def test_of_an_older_release_are_closed_to_others(self, db: Database, caplog: pytest.LogCaptureFixture) -> None:
+        with db.read() as session:
+            session.execute(text("SELECT count(*) FROM federations"))
+            for file in (db.file, *sqlite.beside(db.file)):
+                file.chmod(0o644)
+            Database(f"sqlite:///{db.file}").close()
+            assert set(modes(db.file.parent).values()) == {0o600}
+        assert "coordinator.db was open to others (mode 644); changed to 600" in caplog.text
+
+    def test_that_cannot_be_created_are_an_error_with_a_next_step(self, tmp_path: Path) -> None:
+        with pytest.raises(DatabaseError, match="cannot be created: File name too long") as caught:
+            Database(f"sqlite:///{tmp_path / ('x' * 300)}")
+        assert caught.value.next_step == "Choose another --data-dir or --db."
+
+
+class TestLog:
+    def test_stays_small_next_to_downloads(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Downloads overlap, so somebody always reads: without TRUNCATE the log would hold all of the 15 MiB."""
+        monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", MIB)
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", MIB // 4)
+        downloaded = blobs.store(db, os.urandom(MIB), 0.0)
+        over = threading.Event()
+
+        def download() -> None:
+            while not over.is_set():
+                assert sum(map(len, blobs.read(db, downloaded))) == MIB
+
+        largest = 0
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(download) for _ in range(3)]
+            try:
+                for _ in range(3):
+                    blob_id = blobs.store(db, os.urandom(5 * MIB), 0.0)
+                    largest = max(largest, sqlite.wal_bytes(db.file))
+                    blobs.remove(db, blob_id)
+            finally:
+                over.set()
+            for reader in readers:
+                reader.result()
+        assert largest < 4 * MIB
+        assert db.checkpoint()
+        assert sqlite.wal_bytes(db.file) <= sqlite.WAL_LIMIT_BYTES
+
+    def test_shrinks_once_a_long_reader_has_gone(self, db: Database) -> None:
+        with db.snapshot():
+            blobs.store(db, os.urandom(24 * MIB), 0.0)
+            assert not db.checkpoint(), "the snapshot still needs it"
+            assert sqlite.wal_bytes(db.file) > 24 * MIB
+        assert db.checkpoint()
+        assert sqlite.wal_bytes(db.file) == 0

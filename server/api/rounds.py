@@ -43,6 +43,8 @@ async def get_task(
             is_news = answer.ticket != after if after else answer.action in ("finished", "cancelled")
             left = give_up_at - loop.time()
             if answer.action == "train" or is_news or left <= 0 or state.news.closed:
+                if answer.round is not None:
+                    state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id)
                 return answer
             await asyncio.wait({news}, timeout=left)
         finally:

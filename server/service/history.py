@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterator
+from functools import lru_cache
 
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -12,13 +15,30 @@ from server.store.tables import Client, Evaluation, Federation, Round, Update
 from shared.evaluation import Evaluation as Measured
 from shared.schemas import EvaluationView, TrainingReport, UpdateView
 
+logger = logging.getLogger(__name__)
 _NOTHING = Measured(samples=0, correct=0, loss_sum=0.0)
 
 
 def evaluations(session: Session, federation: Federation, model_number: int) -> dict[str, Measured]:
     """What each client measured with this model, by client id."""
     query = select(Evaluation).where(Evaluation.federation_id == federation.id, Evaluation.model_number == model_number)
-    return {row.client_id: Measured.model_validate_json(row.result) for row in session.execute(query).scalars()}
+    found = ((row.client_id, _stored_evaluation(row.result)) for row in session.execute(query).scalars())
+    return {client_id: result for client_id, result in found if result is not None}
+
+
+@lru_cache(maxsize=4096)
+def _stored_evaluation(text: str) -> Measured | None:
+    """None for one that an older release took although it is impossible; it must not break what is told of others."""
+    try:
+        return Measured.model_validate_json(text)
+    except ValidationError as error:
+        logger.warning("a stored evaluation is ignored: %s", error.errors(include_url=False, include_input=False)[0])
+        return None
+
+
+def stored_report(text: str) -> TrainingReport:
+    """A report as it was accepted; what an older release accepted is not judged again."""
+    return TrainingReport.model_construct(**json.loads(text))
 
 
 def pooled(session: Session, federation: Federation, model_number: int) -> Measured:
@@ -61,7 +81,7 @@ def updates(session: Session, round_: Round, only_client: str | None = None) -> 
             digest=update.digest,
             size_bytes=update.size_bytes,
             received_at=update.received_at,
-            report=TrainingReport.model_validate_json(update.report),
+            report=stored_report(update.report),
         )
         for update, name in session.execute(query)
     ]

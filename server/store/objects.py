@@ -24,6 +24,12 @@ class ObjectStoreError(DistransError):
     code = "object-store"
 
 
+class ObjectMissing(ObjectStoreError):
+    """The store answers, but an object that the database refers to is not there; to try again will not help."""
+
+    code = "object-missing"
+
+
 class Objects:
     """The objects below one prefix of a bucket. Credentials, region and endpoint come from the AWS_… variables."""
 
@@ -47,7 +53,14 @@ class Objects:
 
     def get(self, key: str, begin: int, end: int) -> bytes:
         """The bytes of an object from `begin` up to `end`."""
-        return bytes(self._call(lambda store, api: api.get_range(store, key, start=begin, end=end)))
+        from obstore.exceptions import NotFoundError
+
+        try:
+            return bytes(self._call(lambda store, api: api.get_range(store, key, start=begin, end=end)))
+        except ObjectStoreError as error:
+            if isinstance(error.__cause__, NotFoundError | FileNotFoundError):
+                raise ObjectMissing(f"The object {key} is missing from {self.address}.") from error
+            raise
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are gone already are no error."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import report, small_plan, update_tensors
+from support.plans import small_plan, update_tensors
 
 from server.core.aggregation import RoundFold, personal_part, strip
 from shared.methods import server_half
@@ -40,7 +40,7 @@ def aggregate(plan: FederationPlan, order: list[ClientRecord]) -> ServerState:
     updates = {client.id: update_tensors(plan, facts, seeds[client.id]) for client in order}
     fold = RoundFold(half)
     for client in order:
-        fold.add(client.id, updates[client.id], report(samples=1 + 1000 * seeds[client.id]))
+        fold.add(client, updates[client.id])
     personal = [(client, personal_part(updates[client.id])) for client in sorted(order, key=lambda item: item.id)]
     return fold.finish(half.initial_state(), personal, ROSTER, facts)
 
@@ -69,10 +69,10 @@ class TestFold:
         once, twice = RoundFold(half), RoundFold(half)
         for seed, client in enumerate(ROSTER):
             update = update_tensors(plan, {}, seed)
-            once.add(client.id, update, report())
-            twice.add(client.id, update, report())
-            twice.add(client.id, update, report())
-            twice.add(ROSTER[0].id, update, report())
+            once.add(client, update)
+            twice.add(client, update)
+            twice.add(client, update)
+            twice.add(ROSTER[0], update)
         assert once.folded == twice.folded == {client.id for client in ROSTER}
         start = half.initial_state()
         assert bits(once.finish(start, [], ROSTER, {})) == bits(twice.finish(start, [], ROSTER, {}))
@@ -93,7 +93,7 @@ class TestFold:
         fold = RoundFold(half)
         for name, samples, value in (("a", 1, 0.0), ("b", 3, 4.0)):
             update = {key: torch.full_like(tensor, value) for key, tensor in update_tensors(plan, {}, 0).items()}
-            fold.add(name, update, report(samples=samples))
+            fold.add(ClientRecord(name, (samples,)), update)
         result = fold.finish(half.initial_state(), [], ROSTER, {}).shared
         assert all(bool((tensor == 3.0).all()) for tensor in result.values())
 
@@ -110,7 +110,7 @@ class TestFold:
         for order in (terms, chance.sample(terms, len(terms))):
             fold = RoundFold(half)
             for number, (value, samples) in enumerate(order):
-                fold.add(str(number), {f"{SHARED}w": torch.tensor([value])}, report(samples=samples))
+                fold.add(ClientRecord(str(number), (samples,)), {f"{SHARED}w": torch.tensor([value])})
             folds.append(fold.finish(ServerState({}), [], [], {}).shared["w"])
         assert torch.equal(*folds)
 

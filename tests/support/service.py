@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-from sqlalchemy import exists, func, select
+from sqlalchemy import exists, func, select, update
 from support.plans import small_plan, update_body
 from torch import Tensor
 
@@ -263,6 +263,13 @@ def refused(kind: type[CoordinatorError], code: str, step: Callable[[], object])
         step()
     assert caught.value.code == code
     return caught.value
+
+
+def make_overdue(db: Database) -> None:
+    """The time to upload of every open round is over."""
+    with db.write() as session:
+        session.execute(update(Round).where(Round.state == "open").values(clock_started=True))
+        session.execute(update(Federation).where(Federation.state == "running").values(due_uptime=-1.0))
 
 
 def measured(correct: int, samples: int = 10) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Global models beyond their bytes: which states are kept, which model is the best, and the way back to an older one."""
+"""Global models beyond their bytes: which states are kept, which is the best, and the way back to an older one."""
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
@@ -117,14 +117,12 @@ def _basis(session: Session, federation: Federation, number: int) -> Round:
 
 
 def _recall(session: Session, federation: Federation, number: int) -> None:
-    """The best accuracy as it was known when a model was the newest: from those that it came from."""
-    line = []
-    base = base_of(session, federation, number)
+    """The best accuracy as it follows from a model and those that it came from."""
+    line, base = [number], base_of(session, federation, number)
     while base is not None:
         line.append(base)
         base = base_of(session, federation, base)
-    first = min([number, *line])
-    if federation.best_model is None or federation.best_model >= first:  # else it is from before an import
+    if federation.best_model is None or federation.best_model >= min(line):  # else it is from before an import
         federation.best_accuracy = federation.best_model = None
     federation.stale_rounds = 0
     for ancestor in reversed(line):

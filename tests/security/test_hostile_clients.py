@@ -18,6 +18,7 @@ from server.service.context import facts_of
 from server.service.enrolment import Identity
 from server.service.tensors import load_tensors
 from server.service.uploads import UploadPart
+from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Client, Evaluation
 from shared.plan import FederationPlan
@@ -200,8 +201,6 @@ class TestPoisonedUpdate:
         desk = Desk(clean_db, small_plan(method=WITH_STATE["pfedhn"], rounds={"count": 3}))
         north = desk.join("north")
         with clean_db.write() as session:
-            from server.store import blobs
-
             broken = load_tensors(clean_db, desk.models()[0].private_blob_id or "")
             broken = {name: torch.full_like(value, torch.nan) for name, value in broken.items()}
             blob_id = blobs.begin_blob(session, 0.0)

@@ -17,9 +17,10 @@ def upgrade() -> None:
         "clock",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("uptime", sa.Float(), nullable=False),
+        sa.Column("counted_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clock")),
     )
-    op.execute("INSERT INTO clock (id, uptime) VALUES (1, 0)")
+    op.execute("INSERT INTO clock (id, uptime, counted_at) VALUES (1, 0, 0)")
     # Columns are added and dropped in place: to copy `rounds` on SQLite would cascade to all participants and updates.
     op.add_column("federations", sa.Column("due_uptime", sa.Float(), nullable=True))
     op.create_index(op.f("ix_federations_due_uptime"), "federations", ["due_uptime"])

@@ -23,7 +23,7 @@ from server.core.rounds import Participant as ParticipantView
 from server.core.sampling import choose_participants
 from server.service.context import Actor, Context, client_record, dump_roster, half_of, plan_of, record, wake
 from server.service.history import pooled_accuracy
-from server.service.uptime import uptime
+from server.service.uptime import uptime, wall_time
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Participant, Round, Transfer, Update
 
@@ -73,19 +73,13 @@ def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiti
     if not isinstance(verdict, Waiting):
         return None
     since = _joining_since(session, federation) if round_ is None else round_.opened_at
-    return replace(verdict, since=since, until=wall_time(session, ctx, verdict.until))
-
-
-def wall_time(session: Session, ctx: Context, at_uptime: float | None) -> float | None:
-    """When the coordinator will have been up that long, as far as can be told now."""
-    if at_uptime is None or math.isinf(at_uptime):
-        return None
-    return ctx.clock() + (at_uptime - uptime(session))
+    until = None if verdict.until is None or math.isinf(verdict.until) else wall_time(session, ctx, verdict.until)
+    return replace(verdict, since=since, until=until)
 
 
 def upload_deadline(session: Session, ctx: Context, federation: Federation, round_: Round) -> float | None:
     """When the time to upload is over, by the wall clock; None before it has begun and while it stands still."""
-    if round_.state != "open" or not round_.clock_started:
+    if round_.state != "open" or not round_.clock_started or federation.due_uptime is None:
         return None
     return wall_time(session, ctx, federation.due_uptime)
 

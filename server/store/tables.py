@@ -46,6 +46,7 @@ class CoordinatorClock(Base):
     __tablename__ = "clock"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     uptime: Mapped[float] = mapped_column(Float)
+    counted_at: Mapped[float] = mapped_column(Float)  # when it was that long, to tell people when a deadline is
 
 
 class Blob(Base):

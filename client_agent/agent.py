@@ -94,9 +94,10 @@ class Agent:
                     return
 
     def _tell_class_counts(self, data: SiteData) -> None:
-        if self._coordinator.me().class_counts != data.report.class_counts:
-            logger.info("the class counts have changed; telling the coordinator")
-            self._coordinator.update_counts(data.report.class_counts)
+        known, report = self._coordinator.me(), data.report
+        if (known.class_counts, known.held_out_images) != (report.class_counts, report.test_images):
+            logger.info("the numbers of images have changed; telling the coordinator")
+            self._coordinator.update_counts(report.class_counts, report.test_images)
 
     # Training
 

@@ -108,9 +108,9 @@ class Coordinator:
         """The coordinator's record of this client."""
         return self._repeat("asking for my record", lambda: self._http.get("/v1/me"), partial(_parse, ClientView))
 
-    def update_counts(self, counts: dict[str, int]) -> None:
+    def update_counts(self, counts: dict[str, int], held_out_images: int) -> None:
         """Tell that the data have changed."""
-        change = {"class_counts": counts}
+        change = {"class_counts": counts, "held_out_images": held_out_images}
         self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json=change), _whatever)
 
     def task(self, after: str) -> TaskAnswer:

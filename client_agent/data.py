@@ -103,6 +103,11 @@ class DataReport:
         """Number of training images."""
         return sum(self.class_counts.values())
 
+    @property
+    def test_images(self) -> int:
+        """Number of held-out images."""
+        return sum(self.test_counts.values())
+
 
 @dataclass(frozen=True)
 class SiteData:

@@ -35,7 +35,11 @@ def join_federation(
         report = open_data(spec, plan, skip_bad=skip_bad, check_files=True, cache_bytes=0, on_file=on_file).report
         on_report(report)
         request = JoinRequest(
-            name=name, class_counts=report.class_counts, agent_version=__version__, device=select_device().type
+            name=name,
+            class_counts=report.class_counts,
+            held_out_images=report.test_images,
+            agent_version=__version__,
+            device=select_device().type,
         )
         answer = coordinator.join(http, request)
     identity = Identity(

@@ -103,7 +103,7 @@ class Simulation:
         reports: dict[str, TrainingReport] = {}
         for client in self.participants():
             update = self._train(client)
-            self.server.fold(mean, update.shared, update.report)
+            self.server.fold(mean, update.shared, client.record)
             uploads.append((client.record, update.personal))
             reports[client.record.id] = update.report
         self.state = self.server.finish(self.state, mean.result(), uploads, self.roster, facts)

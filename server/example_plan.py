@@ -62,10 +62,10 @@ weight_decay = 0.0
 [rounds]
 count = 100
 min_clients = 1                        # rounds begin when so many sites have joined …
-join_deadline_s = 604800.0             # … which may take so long
+join_deadline_s = 604800.0             # … which may take this long, as may connecting in each round
 sample_fraction = 1.0                  # share of the sites chosen for each round
-deadline_s = 3600.0                    # time for a round's uploads
-quorum = 1.0                           # share of the participants that is enough at the deadline
+deadline_s = 21600.0                   # time for a round's uploads, once a quorum of its sites has connected
+quorum = 0.66                          # share of the participants that is enough at the deadline: 2 of 3, 4 of 5
 upload_idle_s = 60.0                   # an upload past the deadline may go on while bytes come at least so often …
 upload_grace_s = 21600.0               # … and for at most so long
 # target_accuracy = 0.95               # end early at this pooled accuracy

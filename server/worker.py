@@ -1,61 +1,71 @@
-"""The background thread of a coordinator process: folds updates, finishes rounds, passes deadlines, cleans up."""
+"""The background threads of a coordinator process: one per job, so that none waits for another or fails with it."""
 
 import logging
 import threading
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from server.service.aggregation import Aggregator
 from server.service.context import Context
 from server.service.housekeeping import Heartbeats, Retention, clean, collect_objects, pass_deadlines
+from server.service.isolation import Isolation
+from server.service.uptime import UptimeCounter
 
 logger = logging.getLogger(__name__)
-_TICK_S = 0.5
-_HEARTBEAT_S = 2.0
-_CLEAN_S = 30.0
-_COLLECT_OBJECTS_S = 3600.0  # all objects are listed for it
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to do again and again; when it returns True there is more to do at once."""
+
+    name: str
+    every_s: float
+    run: Callable[[], object]
+    wake: threading.Event | None = None  # do not wait for the time to come when this is set
 
 
 class Worker:
     """Runs until `stop`; every process has one, leases in the database keep them apart."""
 
     def __init__(self, ctx: Context, heartbeats: Heartbeats, retention: Retention) -> None:
-        self._ctx, self._heartbeats, self._retention = ctx, heartbeats, retention
-        self._aggregator = Aggregator(ctx)
+        self._ctx, self._heartbeats = ctx, heartbeats
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
-        self._due: dict[str, float] = {}
+        aggregator, uptime = Aggregator(ctx), UptimeCounter(ctx)
+        deadlines_apart, heartbeats_apart = Isolation(ctx), Isolation(ctx)
+        jobs = (
+            Job("aggregation", 0.5, aggregator.step, ctx.db.work),
+            Job("uptime", 2, uptime.count),
+            Job("deadlines", 0.5, lambda: pass_deadlines(ctx, deadlines_apart)),
+            Job("heartbeats", 2, lambda: heartbeats.flush(ctx, heartbeats_apart)),
+            Job("cleaning", 30, lambda: clean(ctx, retention, self._stopping)),
+            Job("objects", 3600, lambda: collect_objects(ctx, retention)),  # lists all of them
+        )
+        self._threads = [threading.Thread(target=self._repeat, args=(job,), name=job.name, daemon=True) for job in jobs]
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Finish the step under way and end."""
+        """Finish the steps under way and end."""
         self._stopping.set()
         self._ctx.db.work.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._heartbeats.flush(self._ctx)
 
-    def _run(self) -> None:
+    def _repeat(self, job: Job) -> None:
         while not self._stopping.is_set():
+            more: object = False
             try:
-                pass_deadlines(self._ctx)
-                if self._aggregator.step():
-                    continue  # there may be more
-                if self._is_time("heartbeats", _HEARTBEAT_S):
-                    self._heartbeats.flush(self._ctx)
-                if self._is_time("clean", _CLEAN_S):
-                    clean(self._ctx, self._retention)
-                if self._is_time("objects", _COLLECT_OBJECTS_S):
-                    collect_objects(self._ctx, self._retention)
+                more = job.run()
             except Exception:  # the thread must outlive a database that is away for a while
-                logger.exception("the background worker failed; trying again")
-            self._ctx.db.work.wait(_TICK_S)
-            self._ctx.db.work.clear()
-
-    def _is_time(self, job: str, every_s: float) -> bool:
-        now = time.monotonic()
-        if now < self._due.get(job, 0.0):
-            return False
-        self._due[job] = now + every_s
-        return True
+                logger.exception("%s failed; trying again", job.name)
+            if more is True:
+                continue
+            if job.wake is None:
+                self._stopping.wait(job.every_s)
+            else:
+                job.wake.wait(job.every_s)
+                job.wake.clear()

@@ -1,26 +1,31 @@
 """How well a client's predictor does on held-out images, with the split that exposes an "offset ⇒ label" shortcut."""
 
 from collections.abc import Collection, Iterable
+from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from shared.method_options import Frozen
 from shared.methods.base import Predictor
 from shared.methods.local import mean_loss
 from shared.problems import DistransError
+from shared.schemas import MAX_IMAGES, MAX_LOSS
+
+_Count = Annotated[int, Field(ge=0, le=MAX_IMAGES)]
 
 
 class Evaluation(Frozen):
     """Counts over held-out images. Positives are of a class that the client trains on, negatives of any other."""
 
-    samples: int = Field(ge=0)
-    correct: int = Field(ge=0)
-    loss_sum: float = Field(ge=0)
-    negatives: int = Field(0, ge=0)
-    negatives_correct: int = Field(0, ge=0)
-    negatives_as_own: int = Field(0, ge=0, description="Negatives predicted as one of the client's own classes.")
+    model_config = ConfigDict(strict=True)
+    samples: _Count
+    correct: _Count
+    loss_sum: float = Field(ge=0, le=MAX_LOSS * MAX_IMAGES)
+    negatives: _Count = 0
+    negatives_correct: _Count = 0
+    negatives_as_own: _Count = Field(0, description="Negatives predicted as one of the client's own classes.")
 
     @property
     def accuracy(self) -> float | None:
@@ -46,7 +51,9 @@ class Evaluation(Frozen):
         return 0.5 * (self.positive_accuracy + 1 - self.negatives_as_own / self.negatives)
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
-        return Evaluation(**{name: getattr(self, name) + getattr(other, name) for name in Evaluation.model_fields})
+        # Not validated: the limits are for what one client reports, not for all clients together.
+        sums = {name: getattr(self, name) + getattr(other, name) for name in Evaluation.model_fields}
+        return Evaluation.model_construct(**sums)
 
 
 def evaluate(

@@ -178,14 +178,22 @@ class RoundsPlan(Frozen):
     count: int = Field(100, ge=1, le=1_000_000, description="Rounds to complete.")
     min_clients: int = Field(1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined.")
     sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
-    quorum: float = Field(1.0, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
-    deadline_s: float = Field(3600, gt=0, le=30 * 24 * 3600, description="Time for uploads, from the round's opening.")
-    upload_idle_s: float = Field(60, gt=0, le=3600, description="An upload without new bytes for so long is torn.")
+    quorum: float = Field(0.66, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
+    deadline_s: float = Field(
+        6 * 3600,
+        gt=0,
+        le=30 * 24 * 3600,
+        description="Time for uploads, from when a quorum of the participants has connected.",
+    )
+    upload_idle_s: float = Field(60, gt=0, le=3600, description="Seconds without new bytes until an upload is torn.")
     upload_grace_s: float = Field(
         6 * 3600, ge=0, le=30 * 24 * 3600, description="How long past the deadline arriving uploads are waited for."
     )
     join_deadline_s: float = Field(
-        7 * 24 * 3600, gt=0, le=365 * 24 * 3600, description="Time for min_clients to join, from the start."
+        7 * 24 * 3600,
+        gt=0,
+        le=365 * 24 * 3600,
+        description="Time for min_clients to join, and in each round for a quorum of the participants to connect.",
     )
     target_accuracy: float | None = Field(None, gt=0, le=1, description="End early at this pooled accuracy.")
     patience: int | None = Field(None, ge=1, description="End after this many rounds without improvement.")

@@ -8,20 +8,30 @@ from shared.method_options import Frozen
 from shared.plan import ClassName, Name, StoredPlan
 from shared.summation import MAX_WEIGHT
 
+# Limits of what a client may report. Sums over any number of clients stay far inside what floats and columns can hold.
+MAX_IMAGES = MAX_WEIGHT
+MAX_LOSS = 1e6  # cross-entropy per image; a model beyond it has diverged
 ShortText = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\x20-\x7e]*$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, strict=True)]
 
 
 class TrainingReport(Frozen):
     """What a client says of its local training in one round; small numbers, no data."""
 
-    samples: int = Field(ge=1, le=MAX_WEIGHT, description="Training images of the client.")
+    model_config = ConfigDict(strict=True)  # neither true nor "5" is a number
+    samples: int = Field(ge=1, le=MAX_IMAGES, description="Training images of the client.")
     batches: int = Field(ge=0, le=2**53, description="Optimisation steps taken.")
-    loss: float = Field(ge=0, description="Mean cross-entropy over the images trained on, as they were met.")
+    loss: float = Field(
+        ge=0, le=MAX_LOSS, description="Mean cross-entropy over the images trained on, as they were met."
+    )
     accuracy: float = Field(ge=0, le=1, description="Share of them that was classified rightly, as they were met.")
-    seconds: float = Field(ge=0, description="Time of the training itself.")
+    seconds: float = Field(ge=0, le=1e9, description="Time of the training itself.")
     offset_motion: float | None = Field(
-        None, ge=0, description="‖t − t⁰‖ / ‖t⁰‖, or the rms of t where t⁰ = 0; none for methods without offset."
+        None,
+        ge=0,
+        le=1e9,
+        description="‖t − t⁰‖ / ‖t⁰‖, or the rms of t where t⁰ = 0; none for methods without offset.",
     )
 
 
@@ -61,8 +71,11 @@ class JoinRequest(Frozen):
     """A site enrols; the invite token is its bearer token."""
 
     name: Name = Field(examples=["north-hospital"])
-    class_counts: dict[ClassName, Annotated[int, Field(ge=0, le=MAX_WEIGHT)]] = Field(
+    class_counts: dict[ClassName, ImageCount] = Field(
         max_length=100_000, description="Training images per class.", examples=[{"benign": 812, "malignant": 97}]
+    )
+    held_out_images: ImageCount | None = Field(
+        None, description="Images for evaluations: none may be over more. Unset: as many as the training images."
     )
     agent_version: ShortText = ""
     device: ShortText = ""
@@ -85,9 +98,10 @@ class JoinAnswer(Answer):
 
 
 class ClassCountsPatch(Frozen):
-    """New class counts of a client whose data have changed; they count from the next round on."""
+    """The counts of a client whose data have changed; class counts take effect with the next round."""
 
-    class_counts: dict[ClassName, Annotated[int, Field(ge=0, le=MAX_WEIGHT)]] = Field(max_length=100_000)
+    class_counts: dict[ClassName, ImageCount] = Field(max_length=100_000)
+    held_out_images: ImageCount | None = Field(None, description="Unset: as before.")
 
 
 class ClientView(Answer):
@@ -98,6 +112,7 @@ class ClientView(Answer):
     state: Literal["active", "left", "revoked"]
     federation: str
     class_counts: dict[str, int]
+    held_out_images: int | None = None
     agent_version: str
     device: str
     joined_at: float
@@ -146,7 +161,10 @@ class RoundSummary(Answer):
     participants: int
     updates: int
     opened_at: float
-    deadline_at: float
+    deadline_at: float | None = Field(
+        description="When the time to upload is over; null before enough participants have connected, while the "
+        "federation is paused, and once the round is closed."
+    )
     closed_at: float | None
 
 
@@ -260,3 +278,9 @@ class StateRequest(Frozen):
     """Why an operator changes a federation's state."""
 
     reason: Annotated[str, StringConstraints(max_length=500)] = ""
+
+
+class RollbackRequest(Frozen):
+    """The model to go back to."""
+
+    to: int = Field(ge=0, lt=2**31, strict=True, description="The number of a round that made a model; 0 is the start.")

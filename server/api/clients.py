@@ -45,8 +45,8 @@ def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
 
 @router.patch("/v1/me", responses=problem_responses(401, 403, 413, 415, 422, 429))
 def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
-    """New class counts; they take effect with the next round."""
-    return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts)
+    """New class counts, which take effect with the next round, and the number of held-out images."""
+    return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts, body.held_out_images)
 
 
 @router.delete("/v1/me", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 429))

@@ -15,7 +15,7 @@ from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
 from server.api.streaming import send_blob
 from server.core.errors import NotFound
-from server.service import audit, enrolment, federations, reports, tasks
+from server.service import audit, enrolment, federations, models, reports, tasks
 from shared.plan import FederationPlan
 from shared.schemas import (
     AuditView,
@@ -24,6 +24,7 @@ from shared.schemas import (
     HeterogeneityView,
     InviteAnswer,
     InviteRequest,
+    RollbackRequest,
     RoundView,
     StateRequest,
     TokenAnswer,
@@ -36,7 +37,7 @@ _EXAMPLE = {
     "classes": ["benign", "malignant"],
     "image": {"channels": 1, "height": 64, "width": 64},
     "model": {"backbone": "resnet18"},
-    "rounds": {"count": 50, "min_clients": 3, "quorum": 0.8, "deadline_s": 3600},
+    "rounds": {"count": 50, "min_clients": 3, "quorum": 0.66, "deadline_s": 21600},
 }
 _READ = problem_responses(401, 403, 404, 422, 429)
 _CHANGE = problem_responses(401, 403, 404, 409, 413, 415, 422, 429)
@@ -90,6 +91,13 @@ def resume(ctx: Ctx, caller: Admin, name: str) -> FederationView:
 def cancel(ctx: Ctx, caller: Admin, name: str) -> FederationView:
     """Cancel the federation for good. Idempotent."""
     federations.cancel(ctx, caller.actor, name)
+    return federations.show(ctx, name)
+
+
+@router.post("/v1/federations/{name}/rollback", responses=_CHANGE)
+def rollback(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> FederationView:
+    """Publish an older model again under the next number, and pause; nothing is removed from the history."""
+    models.roll_back(ctx, caller.actor, name, request.to)
     return federations.show(ctx, name)
 
 

@@ -46,6 +46,8 @@ async def get_task(
                 is_news = answer.ticket != after if after else answer.action in ("finished", "cancelled")
                 left = give_up_at - loop.time()
                 if answer.action == "train" or is_news or left <= 0 or state.news.closed:
+                    if answer.round is not None:
+                        state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id)
                     return answer
                 await asyncio.wait({news, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if displaced.done():  # a client that keeps too many open gets no further look at the database

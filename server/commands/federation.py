@@ -12,7 +12,8 @@ from server.commands.place import open_context, operator
 from shared.problems import DistransError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, look at, start, pause, resume, cancel, export and import federations."
+    no_args_is_help=True,
+    help="Create, look at, start, pause, resume, cancel, roll back, export and import federations.",
 )
 
 
@@ -114,7 +115,7 @@ def start(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
 
 @app.command()
 def pause(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
-    """Hold; no deadline passes meanwhile."""
+    """Pause. No deadline passes until it is resumed."""
     _change("pause", name, data_dir, db)
 
 
@@ -122,6 +123,21 @@ def pause(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
 def resume(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
     """Go on after a pause."""
     _change("resume", name, data_dir, db)
+
+
+@app.command()
+def rollback(
+    name: Federation,
+    to: Annotated[int, typer.Option(help="The round whose model to go back to; 0 is the start.", min=0)],
+    data_dir: DataDir = DATA,
+    db: Db = None,
+) -> None:
+    """Publish an older model again, and pause; the rounds in between stay in the history."""
+    from server.service import federations, models
+
+    ctx = open_context(db, data_dir)
+    models.roll_back(ctx, operator(), name, to)
+    print_federation(federations.show(ctx, name))
 
 
 @app.command()

@@ -23,17 +23,22 @@ class Participant:
     name: str
     active: bool  # False once it has left or was revoked
     uploaded: bool
-    last_byte_at: float | None = None  # of an upload under way
+    last_byte_at: float | None = None  # of an upload under way that grows
+    seen: bool = True  # it has been handed this round
 
 
 @dataclass(frozen=True)
 class RoundSnapshot:
-    """An open round as it stands now."""
+    """An open round as it stands now.
+
+    Until a quorum of its participants has been seen, `deadline_at` is when to give up waiting for them.
+    """
 
     number: int
     opened_at: float
     deadline_at: float
     participants: tuple[Participant, ...]
+    clock_started: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class Waiting:
     since: float
     until: float | None
     names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StartClock:
+    """A quorum of the participants is there: the time to upload begins."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +69,20 @@ class Fail:
     detail: str = ""
 
 
-def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting | Aggregate | Fail:
+def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting | StartClock | Aggregate | Fail:
     """What to do with an open round.
 
     Clients that left without an upload no longer count. At the deadline a quorum of the participants is enough; an
-    upload whose bytes still arrive is waited for, within `upload_grace_s`.
+    upload that still grows is waited for, within `upload_grace_s`.
     """
     uploaded = [client for client in round_.participants if client.uploaded]
     missing = [client for client in round_.participants if client.active and not client.uploaded]
     if not missing:
         return Aggregate() if uploaded else Fail("every participant left before it uploaded anything")
     total = len(uploaded) + len(missing)
+    needed = max(1, math.ceil(total * rules.quorum - 1e-9))
+    if not round_.clock_started:
+        return _judge_unseen(round_, [client for client in missing if not client.seen], total, needed, now)
     if now < round_.deadline_at:
         return Waiting(f"{len(missing)} of {total} clients", round_.opened_at, round_.deadline_at, _names(missing))
     arriving = [client for client in missing if _still_arriving(client, rules, now)]
@@ -77,11 +90,23 @@ def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting
     if arriving and now < grace_ends:
         what = f"{len(arriving)} of {total} clients that still upload past the deadline"
         return Waiting(what, round_.opened_at, grace_ends, _names(arriving))
-    needed = math.ceil(total * rules.quorum - 1e-9)
-    if len(uploaded) >= max(needed, 1):
+    if len(uploaded) >= needed:
         return Aggregate()
     reason = f"only {len(uploaded)} of {total} updates came before the deadline, {needed} are needed"
     return Fail(reason, f"missing: {_listed(_names(missing))}")
+
+
+def _judge_unseen(
+    round_: RoundSnapshot, unseen: list[Participant], total: int, needed: int, now: float
+) -> Waiting | StartClock | Fail:
+    seen = total - len(unseen)
+    if seen >= needed:
+        return StartClock()
+    if now < round_.deadline_at:
+        what = f"{needed - seen} of {total} clients to connect"
+        return Waiting(what, round_.opened_at, round_.deadline_at, _names(unseen))
+    reason = f"only {seen} of {total} clients connected in time, {needed} are needed"
+    return Fail(reason, f"not seen: {_listed(_names(unseen))}")
 
 
 def _names(clients: list[Participant]) -> tuple[str, ...]:

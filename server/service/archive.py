@@ -182,6 +182,7 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
                     number=number,
                     blob_id=model_id,
                     private_blob_id=private_id,
+                    rounds_done=summary.rounds_done,
                     created_at=now,
                 )
             )
@@ -195,7 +196,6 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
                     facts="{}",
                     roster="[]",
                     opened_at=now,
-                    deadline_at=now,
                     closed_at=now,
                 )
                 for place in range(1, summary.failed_since + 1)

@@ -16,7 +16,15 @@ from server.service.federations import load
 from server.service.progress import advance
 from server.store.session import LOCK
 from server.store.tables import AuditEntry, Client, Federation, Invite
-from shared.schemas import ClientView, FederationPlanAnswer, InviteAnswer, JoinAnswer, JoinRequest, TokenAnswer
+from shared.schemas import (
+    MAX_IMAGES,
+    ClientView,
+    FederationPlanAnswer,
+    InviteAnswer,
+    JoinAnswer,
+    JoinRequest,
+    TokenAnswer,
+)
 
 CHANGES_PER_HOUR = 60
 
@@ -98,6 +106,7 @@ def join(
                     token_hash=token.hash,
                     certificate=certificate,
                     class_counts=_ordered_counts(federation, request.class_counts),
+                    held_out_images=request.held_out_images,
                     agent_version=request.agent_version,
                     device=request.device,
                     state="active",
@@ -132,6 +141,8 @@ def _ordered_counts(federation: Federation, counts: dict[str, int]) -> str:
     ordered = [counts.get(name, 0) for name in classes]
     if not sum(ordered):
         raise InvalidInput("no-data", "A client needs at least one training image.")
+    if sum(ordered) > MAX_IMAGES:
+        raise InvalidInput("too-much-data", f"{sum(ordered)} training images are more than the {MAX_IMAGES} allowed.")
     return json.dumps(ordered, separators=(",", ":"))
 
 
@@ -202,6 +213,7 @@ def client_view(session: Session, client: Client) -> ClientView:
         state=client.state,
         federation=federation.name,
         class_counts=counts,
+        held_out_images=client.held_out_images,
         agent_version=client.agent_version,
         device=client.device,
         joined_at=client.joined_at,
@@ -215,18 +227,24 @@ def me(ctx: Context, identity: Identity) -> ClientView:
         return client_view(session, session.get_one(Client, identity.client_id))
 
 
-def update_counts(ctx: Context, identity: Identity, actor: Actor, counts: dict[str, int]) -> ClientView:
-    """New class counts; they take effect when the next round opens. Counts that are the same change nothing."""
+def update_counts(
+    ctx: Context, identity: Identity, actor: Actor, counts: dict[str, int], held_out_images: int | None = None
+) -> ClientView:
+    """New class counts, which take effect when the next round opens, and held-out images, if they are given.
+
+    Counts that are the same change nothing.
+    """
     with ctx.db.read() as session:
         client = session.get_one(Client, identity.client_id)
         federation = session.get_one(Federation, client.federation_id)
         ordered = _ordered_counts(federation, counts)
-        if client.class_counts == ordered:
+        held_out = client.held_out_images if held_out_images is None else held_out_images
+        if (client.class_counts, client.held_out_images) == (ordered, held_out):
             return client_view(session, client)
     with ctx.db.write() as session:
         client = session.get_one(Client, identity.client_id, with_for_update=LOCK)
         _refuse_frequent_changes(session, ctx, actor, federation)
-        client.class_counts = ordered
+        client.class_counts, client.held_out_images = ordered, held_out
         record(session, ctx, actor, "client.update", federation.name)
         return client_view(session, client)
 

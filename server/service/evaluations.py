@@ -1,15 +1,16 @@
 """What clients measure with a global model on their held-out data."""
 
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from server.core.errors import InvalidInput, NotFound
-from server.service.context import Context
+from server.service.context import Context, client_record
 from server.service.enrolment import Identity
 from server.service.history import pooled
+from server.service.progress import base_of
 from server.store.session import LOCK
-from server.store.tables import Evaluation, Federation, Model
+from server.store.tables import Client, Evaluation, Federation, Model
 from shared.evaluation import Evaluation as Measured
+from shared.schemas import MAX_LOSS
 
 
 def submit(ctx: Context, identity: Identity, model_number: int, result: Measured) -> None:
@@ -18,8 +19,13 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
         result.negatives_as_own + result.negatives_correct <= result.negatives <= result.samples
     ):
         raise InvalidInput("inconsistent-evaluation", "The counts of the evaluation contradict each other.")
+    if result.loss_sum > MAX_LOSS * result.samples:
+        raise InvalidInput(
+            "absurd-loss", f"A loss_sum of {result.loss_sum:.3g} is more than {MAX_LOSS:.0e} per held-out image."
+        )
     with ctx.db.write() as session:
         federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
+        _refuse_more_than_registered(session.get_one(Client, identity.client_id), result)
         if session.get(Model, (federation.id, model_number)) is None:
             raise NotFound("no-such-model", f"There is no model {model_number}.")
         session.merge(
@@ -37,10 +43,22 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
             _judge_last(session, federation, model_number)
 
 
+def _refuse_more_than_registered(client: Client, result: Measured) -> None:
+    """A site's share of the pooled accuracy is limited by what it has registered, which the operator can see."""
+    registered = client.held_out_images
+    limit = client_record(client).images if registered is None else registered
+    if result.samples > limit:
+        what = "training images, and no number of held-out images" if registered is None else "held-out images"
+        raise InvalidInput(
+            "too-many-samples",
+            f"The evaluation is over {result.samples} images; this client has registered {limit} {what}.",
+            next_step="Register the number with PATCH /v1/me (held_out_images); current agents do so when they start.",
+        )
+
+
 def _judge_last(session: Session, federation: Federation, model_number: int) -> None:
     """Once it was tested on as many images as the model before it: a few sites alone may be the easy ones."""
-    earlier = select(func.max(Model.number)).where(Model.federation_id == federation.id, Model.number < model_number)
-    before = session.execute(earlier).scalar()
+    before = base_of(session, federation, model_number)
     found = pooled(session, federation, model_number)
     wanted = 0 if before is None else pooled(session, federation, before).samples
     if found.accuracy is None or found.samples < wanted:

@@ -1,24 +1,36 @@
 """Federations: create, look, start, pause, resume, cancel."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, NotFound
 from server.core.rounds import describe
 from server.pretrained import load_pretrained
 from server.service.context import Actor, Context, client_record, facts_of, half_of, plan_of, record
-from server.service.progress import active_clients, advance, full_reason, round_under_way, waiting_for
+from server.service.progress import (
+    active_clients,
+    advance,
+    full_reason,
+    hold,
+    release,
+    round_under_way,
+    upload_deadline,
+    waiting_for,
+)
 from server.store import blobs
 from server.store.tables import Client, Federation, Model, Participant, Round, Update
 from shared.heterogeneity import distributional_heterogeneity
 from shared.plan import FederationPlan
 from shared.schemas import FederationView, RoundSummary
 from shared.wire import encode
+
+logger = logging.getLogger(__name__)
 
 
 def create(ctx: Context, actor: Actor, plan: FederationPlan, weights: Path | None = None) -> None:
@@ -76,7 +88,7 @@ def pause(ctx: Context, actor: Actor, name: str, reason: str = "paused by the op
 
 
 def resume(ctx: Context, actor: Actor, name: str) -> None:
-    """Go on; the open round's deadline moves by the length of the pause."""
+    """Go on; the open round has as much time left as it had before the pause."""
     _change(ctx, actor, name, "resume", {"paused": "running"}, unchanged=("running",))
 
 
@@ -107,12 +119,14 @@ def _change(
                 next_step=f"{action.capitalize()} is possible when it is {' or '.join(moves)}.",
             )
         open_round = round_under_way(session, federation)
-        if action == "resume" and open_round is not None:
-            open_round.deadline_at += now - federation.state_since
         if action == "cancel" and open_round is not None:
             open_round.state, open_round.reason, open_round.closed_at = "failed", reason, now
         federation.state, federation.reason, federation.reason_detail = moves[federation.state], reason, ""
         federation.state_since = now
+        if federation.state == "running":
+            release(session, federation)
+        else:
+            hold(session, federation)
         ctx.touch(federation)
         record(session, ctx, actor, f"federation.{action}", name)
         if federation.state == "running":
@@ -172,11 +186,12 @@ def summarise(
         session.execute(select(func.count()).where(table.round_id == round_.id)).scalar_one()
         for table in (Participant, Update)
     )
-    waiting = None
+    waiting = deadline_at = None
     if round_.state in ("open", "aggregating"):
         federation = session.get_one(Federation, round_.federation_id)
         found = waiting_for(session, ctx, federation)
         waiting = describe(found, ctx.clock(), for_operator=for_operator) if found else None
+        deadline_at = upload_deadline(session, ctx, federation, round_)
     return RoundSummary(
         id=round_.id,
         number=round_.number,
@@ -187,7 +202,7 @@ def summarise(
         participants=participants,
         updates=updates,
         opened_at=round_.opened_at,
-        deadline_at=round_.deadline_at,
+        deadline_at=deadline_at,
         closed_at=round_.closed_at,
     )
 
@@ -198,8 +213,37 @@ def list_all(ctx: Context, only: int | None = None) -> list[FederationView]:
         query = select(Federation).order_by(Federation.name)
         if only is not None:
             query = query.where(Federation.id == only)
-        rows = session.execute(query).scalars()
-        return [view(session, ctx, row, for_operator=only is None, with_plan=False) for row in rows]
+        rows = session.execute(query).scalars().all()
+        return [_listed(session, ctx, row, for_operator=only is None) for row in rows]
+
+
+def _listed(session: Session, ctx: Context, federation: Federation, *, for_operator: bool) -> FederationView:
+    """The view, or, where its stored data cannot be read, what is known without them; the others must still be seen."""
+    try:
+        return view(session, ctx, federation, for_operator=for_operator, with_plan=False)
+    except SQLAlchemyError:  # the storage itself: none of them can be read
+        raise
+    except Exception as error:
+        logger.exception("federation %s cannot be shown", federation.name)
+        cause = f": {type(error).__name__}: {error}"[:500] if for_operator else ""
+        return FederationView(
+            name=federation.name,
+            state=federation.state,
+            reason=f"Its stored data cannot be read{cause}",
+            state_since=federation.state_since,
+            waiting_for=None,
+            waiting_since=None,
+            waiting_until=None,
+            method="unknown",
+            rounds_done=federation.completed_rounds,
+            rounds_total=0,
+            round=None,
+            latest_model=0,
+            clients=0,
+            dh=None,
+            best_accuracy=federation.best_accuracy,
+            best_model=federation.best_model,
+        )
 
 
 def show(ctx: Context, name: str, *, for_operator: bool = True) -> FederationView:

@@ -4,16 +4,15 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from sqlalchemy import case, delete, func, or_, select, update
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy import case, delete, exists, func, or_, select, update
 from sqlalchemy.sql.dml import UpdateBase
 
 from server.service.context import Context
-from server.service.progress import advance, round_under_way, waiting_for
+from server.service.isolation import Isolation
+from server.service.progress import advance, note_seen, waiting_for
+from server.service.uptime import uptime
 from server.store import blobs
-from server.store.failures import is_busy
-from server.store.tables import Blob, Client, Federation, Invite, Model, Personal, Round, Transfer, Update
+from server.store.tables import Blob, Client, Federation, Invite, Model, Participant, Personal, Round, Transfer, Update
 
 logger = logging.getLogger(__name__)
 
@@ -30,58 +29,79 @@ class Retention:
 
 @dataclass
 class Heartbeats:
-    """When clients were last heard of; written to the database together, now and then."""
+    """When clients were last heard of and which rounds they were handed; written to the database together."""
 
     seen: dict[str, float] = field(default_factory=dict)
+    handed: dict[int, set[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, client_id: str, now: float) -> None:
-        """A client has spoken."""
+    def note(self, client_id: str, now: float, round_id: int | None = None) -> None:
+        """A client has spoken, and may have been handed its part in a round."""
         with self._lock:
             self.seen[client_id] = now
+            if round_id is not None:
+                self.handed.setdefault(round_id, set()).add(client_id)
 
-    def flush(self, ctx: Context) -> None:
-        """Write down what was noted."""
+    def flush(self, ctx: Context, isolation: Isolation | None = None) -> None:
+        """Write down what was noted; what the database does not take now is kept for the next time."""
+        isolation = isolation or Isolation(ctx)
         with self._lock:
             seen, self.seen = self.seen, {}
-        if not seen:
-            return
+            handed, self.handed = self.handed, {}
         try:
-            with ctx.db.write() as session:
-                for client_id, at in sorted(seen.items()):
-                    session.execute(
-                        update(Client).where(Client.id == client_id, Client.last_seen_at < at).values(last_seen_at=at)
-                    )
-        except SQLAlchemyError:
+            if seen:
+                _write_last_seen(ctx, seen)
+                seen = {}
+            for round_id in sorted(handed):
+                _write_handed(ctx, isolation, round_id, handed[round_id])
+                del handed[round_id]
+        finally:
             with self._lock:
                 self.seen = seen | self.seen
-            raise
+                for round_id, client_ids in handed.items():
+                    self.handed.setdefault(round_id, set()).update(client_ids)
 
 
-def pass_deadlines(ctx: Context) -> None:
-    """Move every running federation on as far as the clock allows; for a paused one time stands still."""
+def _write_last_seen(ctx: Context, seen: dict[str, float]) -> None:
+    with ctx.db.write() as session:
+        for client_id, at in sorted(seen.items()):
+            # Another process may have written a later moment; one far ahead comes from a clock that was wrong.
+            outdated = (Client.last_seen_at < at) | (Client.last_seen_at > at + 60)
+            session.execute(update(Client).where(Client.id == client_id, outdated).values(last_seen_at=at))
+
+
+def _write_handed(ctx: Context, isolation: Isolation, round_id: int, client_ids: set[str]) -> None:
+    unseen = select(Participant.client_id).where(Participant.round_id == round_id, Participant.seen.is_(False))
     with ctx.db.read() as session:
-        running = select(Federation.id).where(Federation.state == "running")
-        federation_ids = list(session.execute(running.order_by(Federation.id)).scalars())
+        new = client_ids.intersection(session.execute(unseen).scalars())
+        federation_id = session.execute(select(Round.federation_id).where(Round.id == round_id)).scalar()
+    if new and federation_id is not None:
+        with isolation.of(federation_id), ctx.db.write() as session:
+            note_seen(session, ctx, round_id, new)
+
+
+def pass_deadlines(ctx: Context, isolation: Isolation | None = None) -> None:
+    """Move every running federation on whose time is over; for a paused one time stands still."""
+    isolation = isolation or Isolation(ctx)
+    aggregating = exists().where(Round.federation_id == Federation.id, Round.state == "aggregating")
+    with ctx.db.read() as session:
+        untimed = Federation.due_uptime.is_(None) & ~aggregating  # of an older release
+        due = select(Federation.id).where(
+            Federation.state == "running", untimed | (Federation.due_uptime <= uptime(session))
+        )
+        federation_ids = list(session.execute(due.order_by(Federation.id)).scalars())
     for federation_id in federation_ids:
-        with ctx.db.read() as session:
-            if not _is_due(session, ctx, session.get_one(Federation, federation_id)):
-                continue
-        try:
-            with ctx.db.write() as session:
-                advance(session, ctx, session.get_one(Federation, federation_id))
-        except SQLAlchemyError as error:
-            if not is_busy(error):
-                raise
-            logger.warning("federation %d is locked by another process; it will be looked at again", federation_id)
+        with isolation.of(federation_id):
+            _pass_deadline(ctx, federation_id)
 
 
-def _is_due(session: Session, ctx: Context, federation: Federation) -> bool:
-    """Whether a write transaction is worth it; what uploads and leaving change, they change at once."""
-    round_ = round_under_way(session, federation)
-    if round_ is not None and ctx.clock() < round_.deadline_at:
-        return False
-    return federation.state == "running" and waiting_for(session, ctx, federation) is None
+def _pass_deadline(ctx: Context, federation_id: int) -> None:
+    with ctx.db.read() as session:
+        federation = session.get_one(Federation, federation_id)
+        if federation.due_uptime is not None and waiting_for(session, ctx, federation) is not None:
+            return  # for an upload that still grows: a write transaction would only be in its way
+    with ctx.db.write() as session:
+        advance(session, ctx, session.get_one(Federation, federation_id))
 
 
 _BATCH = 200  # blobs looked up at a time
@@ -123,18 +143,17 @@ def _let_go(ctx: Context, blob_id: str, unlink: UpdateBase | None) -> bool:
 
 def _expired_transfers(ctx: Context, retention: Retention) -> _Garbage:
     """Uploads that were torn, or whose round has ended."""
-    now = ctx.clock()
     patience_s = case((Transfer.resumable, retention.resumable_s), else_=retention.torn_s)
-    expired = (
-        select(Transfer)
-        .join(Round, Round.id == Transfer.round_id)
-        .where(or_(Round.state != "open", Transfer.last_byte_at < now - patience_s))
-    )
     with ctx.db.read() as session:
+        expired = (
+            select(Transfer)
+            .join(Round, Round.id == Transfer.round_id)
+            .where(or_(Round.state != "open", Transfer.touched_uptime < uptime(session) - patience_s))
+        )
         rows = session.execute(expired.limit(_BATCH)).scalars().all()
     return [
         # Not one that has grown meanwhile.
-        (row.blob_id, delete(Transfer).where(Transfer.id == row.id, Transfer.last_byte_at == row.last_byte_at))
+        (row.blob_id, delete(Transfer).where(Transfer.id == row.id, Transfer.touched_uptime == row.touched_uptime))
         for row in rows
     ]
 

@@ -1,8 +1,11 @@
 """How a federation moves on: rounds open, close, fail; the federation finishes. Called inside a write transaction."""
 
 import json
+import math
+from collections.abc import Collection
+from dataclasses import replace
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from server.core.rounds import (
@@ -11,6 +14,7 @@ from server.core.rounds import (
     Finish,
     OpenRound,
     RoundSnapshot,
+    StartClock,
     Waiting,
     judge_federation,
     judge_round,
@@ -19,6 +23,7 @@ from server.core.rounds import Participant as ParticipantView
 from server.core.sampling import choose_participants
 from server.service.context import Actor, Context, client_record, dump_roster, half_of, plan_of, record, wake
 from server.service.history import pooled_accuracy
+from server.service.uptime import uptime, wall_time
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Participant, Round, Transfer, Update
 
@@ -31,10 +36,10 @@ def round_under_way(session: Session, federation: Federation) -> Round | None:
     return session.execute(query).scalar_one_or_none()
 
 
-def snapshot(session: Session, round_: Round) -> RoundSnapshot:
-    """What the core needs to judge a round."""
+def snapshot(session: Session, federation: Federation, round_: Round) -> RoundSnapshot:
+    """What the core needs to judge a round; its times are uptimes. No deadline passes while none is set."""
     rows = session.execute(
-        select(Client.name, Client.state, Update.received_at, Transfer.last_byte_at)
+        select(Client.name, Client.state, Update.received_at, Transfer.grown_uptime, Participant.seen)
         .join(Participant, Participant.client_id == Client.id)
         .outerjoin(Update, (Update.round_id == round_.id) & (Update.client_id == Client.id))
         .outerjoin(Transfer, (Transfer.round_id == round_.id) & (Transfer.client_id == Client.id))
@@ -42,10 +47,11 @@ def snapshot(session: Session, round_: Round) -> RoundSnapshot:
         .order_by(Client.name)
     )
     participants = tuple(
-        ParticipantView(name, state == "active", received is not None, last_byte)
-        for name, state, received, last_byte in rows
+        ParticipantView(name, state == "active", received is not None, last_byte, seen)
+        for name, state, received, last_byte, seen in rows
     )
-    return RoundSnapshot(round_.number, round_.opened_at, round_.deadline_at, participants)
+    due = math.inf if federation.due_uptime is None else federation.due_uptime
+    return RoundSnapshot(round_.number, 0.0, due, participants, round_.clock_started)
 
 
 def active_clients(session: Session, federation: Federation) -> list[Client]:
@@ -55,7 +61,7 @@ def active_clients(session: Session, federation: Federation) -> list[Client]:
 
 
 def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiting | None:
-    """What a running federation waits for; None when it does not wait, or has ended."""
+    """What a running federation waits for, by the wall clock; None when it does not wait, or has ended."""
     if federation.state not in ("running", "paused"):
         return None
     round_ = round_under_way(session, federation)
@@ -63,41 +69,66 @@ def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiti
         return Waiting("the aggregation to finish", round_.closed_at or round_.opened_at, None)
     if federation.state == "paused":
         return Waiting("the operator to resume it", federation.state_since, None)
+    verdict = _judge_idle(session, federation) if round_ is None else _judge_round(session, federation, round_)
+    if not isinstance(verdict, Waiting):
+        return None
+    since = _joining_since(session, federation) if round_ is None else round_.opened_at
+    until = None if verdict.until is None or math.isinf(verdict.until) else wall_time(session, ctx, verdict.until)
+    return replace(verdict, since=since, until=until)
+
+
+def upload_deadline(session: Session, ctx: Context, federation: Federation, round_: Round) -> float | None:
+    """When the time to upload is over, by the wall clock; None before it has begun and while it stands still."""
+    if round_.state != "open" or not round_.clock_started or federation.due_uptime is None:
+        return None
+    return wall_time(session, ctx, federation.due_uptime)
+
+
+def upload_time_left(session: Session, federation: Federation, round_: Round) -> float:
+    """Seconds that a participant has for its upload; all of them as long as the clock has not started."""
+    if not round_.clock_started or federation.due_uptime is None:
+        return plan_of(federation.plan).rounds.deadline_s
+    return federation.due_uptime - uptime(session)
+
+
+def _judge_round(session: Session, federation: Federation, round_: Round) -> Waiting | StartClock | Aggregate | Fail:
     rules = plan_of(federation.plan).rounds
-    verdict = (
-        _judge(session, ctx, federation)
-        if round_ is None
-        else judge_round(snapshot(session, round_), rules, ctx.clock())
-    )
-    return verdict if isinstance(verdict, Waiting) else None
+    return judge_round(snapshot(session, federation, round_), rules, uptime(session))
 
 
-def _judge(session: Session, ctx: Context, federation: Federation) -> OpenRound | Finish | Waiting | Fail:
+def _judge_idle(session: Session, federation: Federation) -> OpenRound | Finish | Waiting | Fail:
+    rules, now = plan_of(federation.plan).rounds, uptime(session)
     return judge_federation(
-        plan_of(federation.plan).rounds,
+        rules,
         completed_rounds=federation.completed_rounds,
         active_clients=len(active_clients(session, federation)),
-        waiting_since=max(federation.state_since, _last_round_closed_at(session, federation)),
+        waiting_since=now if federation.due_uptime is None else federation.due_uptime - rules.join_deadline_s,
         latest_accuracy=_latest_accuracy(session, federation),
         stale_rounds=federation.stale_rounds,
-        now=ctx.clock(),
+        now=now,
     )
 
 
-def _last_round_closed_at(session: Session, federation: Federation) -> float:
+def _joining_since(session: Session, federation: Federation) -> float:
     """Sites that leave a federation under way give others the whole time to join anew."""
     query = select(func.max(Round.closed_at)).where(Round.federation_id == federation.id)
-    return session.execute(query).scalar_one() or 0.0
+    return max(federation.state_since, session.execute(query).scalar_one() or 0.0)
 
 
 def _latest_accuracy(session: Session, federation: Federation) -> float | None:
-    """Of the newest model that the clients have had a round's time to measure: the last but one.
+    """Of the newest model that the clients have had a round's time to measure: the one that the last round began with.
 
-    Its number is not always one less, because a round that failed made no model.
+    Its number is not always one less, because a round that failed made no model, and one may have been rolled back.
     """
-    query = select(Model.number).where(Model.federation_id == federation.id).order_by(Model.number.desc())
-    number = session.execute(query.offset(1).limit(1)).scalar_one_or_none()
+    newest = latest_model(session, federation).number
+    number = base_of(session, federation, newest)
     return None if number is None else pooled_accuracy(session, federation, number)
+
+
+def base_of(session: Session, federation: Federation, number: int) -> int | None:
+    """The model that the round which made this one began with; None for θ⁰ and an imported model."""
+    query = select(Round.base_model).where(Round.federation_id == federation.id, Round.number == number)
+    return session.execute(query.where(Round.state == "done")).scalar_one_or_none()
 
 
 def latest_model(session: Session, federation: Federation) -> Model:
@@ -116,34 +147,66 @@ def advance(session: Session, ctx: Context, federation: Federation) -> None:
         return
     if federation.state != "running":
         return
-    verdict = _judge(session, ctx, federation)
+    verdict = _judge_idle(session, federation)
     if isinstance(verdict, OpenRound):
         _open_round(session, ctx, federation)
     elif isinstance(verdict, Finish):
-        _set_state(session, ctx, federation, "finished", verdict.reason)
+        set_state(session, ctx, federation, "finished", verdict.reason)
     elif isinstance(verdict, Fail):
-        _set_state(session, ctx, federation, "paused", verdict.reason, verdict.detail)
+        set_state(session, ctx, federation, "paused", verdict.reason, verdict.detail)
+    else:
+        federation.due_uptime = verdict.until
 
 
 def _advance_round(session: Session, ctx: Context, federation: Federation, round_: Round) -> None:
     if round_.state != "open":
         return
-    rules, now = plan_of(federation.plan).rounds, ctx.clock()
-    view = snapshot(session, round_)
-    # While paused, time stands still: only "everybody has uploaded" still closes the round.
-    verdict = judge_round(view, rules, now if federation.state == "running" else view.opened_at)
+    verdict, rules = _judge_round(session, federation, round_), plan_of(federation.plan).rounds
     if isinstance(verdict, Aggregate):
-        round_.state, round_.closed_at = "aggregating", now
+        round_.state, round_.closed_at = "aggregating", ctx.clock()
+        federation.due_uptime = federation.held_s = None
         wake(federation)
     elif isinstance(verdict, Fail):
         fail_round(session, ctx, federation, round_, verdict)
+    elif federation.state == "running" and isinstance(verdict, StartClock):
+        round_.clock_started, federation.due_uptime = True, uptime(session) + rules.deadline_s
+    elif federation.state == "running" and federation.due_uptime is None:  # opened by an older release
+        federation.due_uptime = uptime(session) + rules.join_deadline_s
+
+
+def hold(session: Session, federation: Federation) -> None:
+    """From now on time stands still for the federation."""
+    if federation.due_uptime is not None:
+        federation.held_s, federation.due_uptime = federation.due_uptime - uptime(session), None
+
+
+def release(session: Session, federation: Federation) -> None:
+    """Time goes on for the federation; the round under way has as much left as it had."""
+    if federation.held_s is not None and round_under_way(session, federation) is not None:
+        federation.due_uptime = uptime(session) + federation.held_s
+    federation.held_s = None
+
+
+def note_seen(session: Session, ctx: Context, round_id: int, client_ids: Collection[str]) -> None:
+    """These participants have been handed the round; its clock starts with the one that completes the quorum."""
+    round_ = session.get(Round, round_id)
+    if round_ is None:
+        return
+    federation = session.get_one(Federation, round_.federation_id, with_for_update=LOCK)  # first, as everywhere
+    session.execute(
+        update(Participant)
+        .where(Participant.round_id == round_id, Participant.client_id.in_(client_ids))
+        .values(seen=True)
+        .execution_options(synchronize_session=False)
+    )
+    advance(session, ctx, federation)
 
 
 def fail_round(session: Session, ctx: Context, federation: Federation, round_: Round, why: Fail) -> None:
     """The round is over without a model; the federation pauses and says why."""
     round_.state, round_.reason, round_.reason_detail, round_.closed_at = "failed", why.reason, why.detail, ctx.clock()
     record(session, ctx, COORDINATOR, "round.failed", federation.name, round=round_.number, reason=full_reason(round_))
-    _set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {why.reason}", why.detail)
+    set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {why.reason}", why.detail)
 
 
 def full_reason(row: Federation | Round) -> str:
@@ -151,11 +214,13 @@ def full_reason(row: Federation | Round) -> str:
     return "; ".join(filter(None, (row.reason, row.reason_detail)))
 
 
-def _set_state(
+def set_state(
     session: Session, ctx: Context, federation: Federation, state: str, reason: str, detail: str = ""
 ) -> None:
+    """The coordinator itself pauses or finishes a federation."""
     federation.state, federation.reason, federation.reason_detail = state, reason, detail
     federation.state_since = ctx.clock()
+    hold(session, federation)
     ctx.touch(federation)
     record(session, ctx, COORDINATOR, f"federation.{state}", federation.name, reason=full_reason(federation))
 
@@ -176,11 +241,11 @@ def _open_round(session: Session, ctx: Context, federation: Federation) -> None:
         facts=json.dumps(half.facts(roster), sort_keys=True),
         roster=dump_roster(roster),
         opened_at=now,
-        deadline_at=now + plan.rounds.deadline_s,
     )
     session.add(round_)
     session.flush()
     ids = {client.name: client.id for client in clients}
     chosen = choose_participants(ids, plan.rounds.sample_fraction, plan.seed, number)
     session.add_all(Participant(round_id=round_.id, client_id=ids[name]) for name in chosen)
+    federation.due_uptime = uptime(session) + plan.rounds.join_deadline_s  # for a quorum of them to show up
     ctx.touch(federation)

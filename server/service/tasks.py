@@ -6,7 +6,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from server.core.errors import Gone, NotAllowed, NotFound
+from server.core.aggregation import first_nonfinite
+from server.core.errors import Conflict, Gone, NotAllowed, NotFound
 from server.core.rounds import describe
 from server.service.context import (
     Context,
@@ -19,7 +20,7 @@ from server.service.context import (
 )
 from server.service.enrolment import Identity, refuse_outdated
 from server.service.federations import load
-from server.service.progress import active_clients, latest_model, round_under_way, waiting_for
+from server.service.progress import active_clients, latest_model, round_under_way, upload_time_left, waiting_for
 from server.service.shared_loads import SharedLoads
 from server.service.tensors import load_tensors
 from server.store import blobs
@@ -63,7 +64,7 @@ def _task(ctx: Context, identity: Identity) -> TaskAnswer:
                 model=pointer,
                 personal_url=f"/v1/rounds/{mine.id}/personal",
                 facts=facts,
-                deadline_s=mine.deadline_at - ctx.clock(),
+                deadline_s=upload_time_left(session, federation, mine),
             )
         action = {"finished": "finished", "paused": "paused"}.get(federation.state, "wait")
         waiting = waiting_for(session, ctx, federation)
@@ -178,6 +179,12 @@ def _personal(
     client = next((member for member in members if member.id == client.id), client)  # newer counts count later
     state = ServerState(shared={}, private=private)
     tensors = half_of(federation.plan).personal(state, client, members, facts_of(facts))
+    if first_nonfinite(tensors) is not None:  # of an older release, or of a roster that has changed since
+        raise Conflict(
+            "not-finite",
+            f"This client's tensors for model {number} are not finite numbers.",
+            next_step="The operator can go back to an older model: distrans-server federation rollback.",
+        )
     blob_id = blobs.store(ctx.db, encode(tensors, {"model": str(number)}), ctx.clock())
     try:
         with ctx.db.write() as session:

@@ -16,6 +16,7 @@ from server.service.context import Context, update_spec, wake
 from server.service.enrolment import Identity, refuse_outdated
 from server.service.progress import advance
 from server.service.tasks import round_of
+from server.service.uptime import uptime
 from server.store import blobs
 from server.store.session import LOCK
 from server.store.tables import Blob, Federation, Participant, Round, Transfer, Update
@@ -80,11 +81,8 @@ class Upload:
         _check(partial(self._checker.feed, data))
         pieces = blobs.stage(self._ctx.db, self._blob_id, data)
         with self._ctx.db.write() as session:
-            transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
-            if transfer is None:
-                raise _replaced()
-            blobs.append(session, transfer.blob_id, pieces)
-            transfer.last_byte_at = self._ctx.clock()
+            participant, transfer = _lock_transfer(session, self._identity, self._round_id, self._transfer_id)
+            _append(session, participant, transfer, pieces)
 
     def finish(self) -> UpdateReceipt:
         """The body has ended: accept it, or say why not."""
@@ -141,14 +139,11 @@ class UploadPart:
             raise InvalidInput("too-many-bytes", f"More bytes than the Upload-Length of {self._length}.")
         pieces = blobs.stage(self._ctx.db, self._blob_id, data)
         with self._ctx.db.write() as session:
-            transfer = session.get(Transfer, self._transfer_id, with_for_update=LOCK)
-            if transfer is None:
-                raise _replaced()
+            participant, transfer = _lock_transfer(session, self._identity, self._round_id, self._transfer_id)
             stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
             if stored != self._position:  # another request is appending to the same upload
                 raise OffsetMismatch(stored)
-            self._position = blobs.append(session, transfer.blob_id, pieces)
-            transfer.last_byte_at = self._ctx.clock()
+            self._position = _append(session, participant, transfer, pieces)
 
     def finish(self) -> UpdateReceipt | UploadStatus:
         """The receipt when the upload is whole and valid, else how far it is."""
@@ -210,6 +205,31 @@ def _lock_part(session: Session, identity: Identity, round_id: int) -> Round:
     return round_
 
 
+def _lock_transfer(
+    session: Session, identity: Identity, round_id: int, transfer_id: str
+) -> tuple[Participant, Transfer]:
+    """The client's part first, as in `_lock_part`, then the upload; refused when the upload is over."""
+    participant = session.get_one(Participant, (round_id, identity.client_id), with_for_update=LOCK)
+    transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
+    if transfer is None:
+        raise _replaced()
+    return participant, transfer
+
+
+def _append(session: Session, participant: Participant, transfer: Transfer, pieces: list[blobs.Piece]) -> int:
+    """Store bytes; the new size.
+
+    An upload counts as arriving only while it brings bytes that were never there before: whoever begins again and again
+    could otherwise hold the round open past its deadline with next to nothing.
+    """
+    size_bytes = blobs.append(session, transfer.blob_id, pieces)
+    if pieces:
+        transfer.touched_uptime = uptime(session)
+    if size_bytes > participant.most_bytes:
+        participant.most_bytes, transfer.grown_uptime = size_bytes, transfer.touched_uptime
+    return size_bytes
+
+
 def _spec(session: Session, round_: Round) -> Spec:
     return update_spec(session.get_one(Federation, round_.federation_id).plan, round_.facts)
 
@@ -258,7 +278,7 @@ def _new_transfer(
         length_bytes=length,
         digest=digest,
         started_at=now,
-        last_byte_at=now,
+        touched_uptime=uptime(session),
     )
     session.add(transfer)
     session.flush()

@@ -1,10 +1,12 @@
 """The tables. Rules that must always hold are constraints here, not code elsewhere.
 
-Times are seconds since 1970, UTC.
+Columns that end in `_at` are seconds since 1970, UTC, for people to read. What is judged by time (deadlines, leases,
+stalled uploads) is in columns that end in `_uptime`: seconds that the coordinator has been up, whatever its clock says.
 """
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Float,
     ForeignKey,
@@ -14,6 +16,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -35,6 +38,15 @@ class Base(DeclarativeBase):
 
 def _one_of(column: str, *values: str) -> str:
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
+class CoordinatorClock(Base):
+    """One row: how long the coordinator has been up, over all its processes and restarts; it never goes back."""
+
+    __tablename__ = "clock"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    uptime: Mapped[float] = mapped_column(Float)
+    counted_at: Mapped[float] = mapped_column(Float)  # when it was that long, to tell people when a deadline is
 
 
 class Blob(Base):
@@ -77,6 +89,8 @@ class Federation(Base):
     best_accuracy: Mapped[float | None] = mapped_column(Float)
     best_model: Mapped[int | None]
     stale_rounds: Mapped[int] = mapped_column(default=0)
+    due_uptime: Mapped[float | None] = mapped_column(Float, index=True)  # when what it waits for is overdue
+    held_s: Mapped[float | None] = mapped_column(Float)  # what was left until then when it was paused
     version: Mapped[int] = mapped_column(BigInteger, default=0)  # grows when long polls should look again
 
 
@@ -101,6 +115,7 @@ class Client(Base):
     token_hash: Mapped[str] = mapped_column(String(64))
     certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
     class_counts: Mapped[str] = mapped_column(Text)
+    held_out_images: Mapped[int | None]  # None: an agent of an older release has not told
     agent_version: Mapped[str] = mapped_column(String(64))
     device: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
@@ -122,13 +137,15 @@ class Invite(Base):
 
 
 class Model(Base):
-    """A global model: number 0 is θ⁰, number n came out of round n. Only the newest keeps the private server state."""
+    """A global model: number 0 is θ⁰, number n came out of round n. The newest few keep their private server state."""
 
     __tablename__ = "models"
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
+    private_dropped: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it had one once
+    rounds_done: Mapped[int] = mapped_column(default=0, server_default="0")  # that led to it
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -157,10 +174,10 @@ class Round(Base):
     facts: Mapped[str] = mapped_column(Text)
     roster: Mapped[str] = mapped_column(Text)
     opened_at: Mapped[float] = mapped_column(Float)
-    deadline_at: Mapped[float] = mapped_column(Float)
     closed_at: Mapped[float | None] = mapped_column(Float)
+    clock_started: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # the time to upload
     lease_owner: Mapped[str | None] = mapped_column(String(32))
-    lease_until: Mapped[float | None] = mapped_column(Float)
+    lease_until: Mapped[float | None] = mapped_column(Float)  # in uptime
 
 
 class Participant(Base):
@@ -169,6 +186,8 @@ class Participant(Base):
     __tablename__ = "participants"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    seen: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it was handed the round
+    most_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # of its uploads under way
 
 
 class Update(Base):
@@ -197,7 +216,8 @@ class Transfer(Base):
     length_bytes: Mapped[int] = mapped_column(BigInteger)
     digest: Mapped[str] = mapped_column(String(64))
     started_at: Mapped[float] = mapped_column(Float)
-    last_byte_at: Mapped[float] = mapped_column(Float)
+    touched_uptime: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")  # begun, or appended to
+    grown_uptime: Mapped[float | None] = mapped_column(Float)  # the last byte past all that this client ever had here
 
 
 class Evaluation(Base):

@@ -17,7 +17,7 @@ from shared.method_options import Frozen
 from shared.plan import FederationPlan
 from shared.runtime import Runtime
 from shared.schemas import TrainingReport
-from shared.summation import RunningMean
+from shared.summation import MAX_WEIGHT, RunningMean
 from shared.wire import Spec, encode
 
 Tensors = dict[str, Tensor]
@@ -39,6 +39,11 @@ class ClientRecord:
 
     id: str
     class_counts: tuple[int, ...]
+
+    @property
+    def images(self) -> int:
+        """Training images in all."""
+        return sum(self.class_counts)
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,13 @@ class ServerHalf(ABC):
         """
         return found | Spec.of(self.initial_state().private)
 
-    def weight(self, report: TrainingReport) -> int:
-        """The weight of an update in the mean."""
-        return report.samples if self.plan.averaging == "samples" else 1
+    def weight(self, client: ClientRecord) -> int:
+        """The weight of a client's update in the mean: from the frozen roster, not from what the update says."""
+        return min(max(client.images, 1), MAX_WEIGHT) if self.plan.averaging == "samples" else 1
 
-    def fold(self, mean: RunningMean, shared: Tensors, report: TrainingReport) -> None:
-        """Add one update's shared tensors to the round's mean; in any order."""
-        mean.add(shared, self.weight(report))
+    def fold(self, mean: RunningMean, shared: Tensors, client: ClientRecord) -> None:
+        """Add one client's shared tensors to the round's mean; in any order."""
+        mean.add(shared, self.weight(client))
 
     @abstractmethod
     def finish(

@@ -1,7 +1,6 @@
 """Local training as every method does it: epochs, mini-batches, seeds, progress, interruption and the report."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -15,7 +14,7 @@ from shared.model import batchnorms
 from shared.plan import FederationPlan, TrainingPlan
 from shared.problems import DistransError
 from shared.runtime import Runtime
-from shared.schemas import TrainingReport
+from shared.schemas import MAX_LOSS, TrainingReport
 from shared.seeds import RandomStream, derive_seed
 
 # One optimisation step on a batch: returns the logits it was computed from and the loss, both detached.
@@ -118,9 +117,9 @@ def run_local_epochs(
             if batches == wanted:
                 break
     loss_sum, right_sum = totals.tolist()
-    if not math.isfinite(loss_sum):
+    if not loss_sum <= MAX_LOSS * images:  # NaN is not
         raise DistransError(
-            "Training diverged: the loss is no longer a finite number.",
+            f"Training diverged: the mean loss is {loss_sum / images:.3g}.",
             next_step="The operator should lower training.lr or set training.clip_norm in the plan.",
         )
     return TrainingReport(

@@ -30,6 +30,7 @@ from support.coordinator import CoordinatorProcess
 from support.databases import new_postgres_database
 from support.plans import small_plan
 from support.processes import LoggedProcess
+from support.service import Desk
 
 from server import __main__ as program
 from server.commands.client import list_ as list_clients
@@ -149,7 +150,18 @@ class TestHelp:
             ("db", "upgrade"),
             *(
                 ("federation", verb)
-                for verb in ("create", "list", "show", "start", "pause", "resume", "cancel", "export", "import")
+                for verb in (
+                    "create",
+                    "list",
+                    "show",
+                    "start",
+                    "pause",
+                    "resume",
+                    "cancel",
+                    "rollback",
+                    "export",
+                    "import",
+                )
             ),
             ("invite",),
             *(("client", verb) for verb in ("list", "revoke", "rotate")),
@@ -342,7 +354,8 @@ class TestFederations:
         assert (view.state, view.clients, view.plan) == ("running", 2, parse_plan(PLAN))
         assert view.waiting_for is not None
         shown = works("federation", "show", "pets")
-        assert shown.startswith("pets: running, 0 of 2 rounds, 2 clients, DH 50%\n  waiting for 2 of 2 clients: north,")
+        connecting = "waiting for 2 of 2 clients to connect: north, south; deadline in 7 days"
+        assert shown.startswith(f"pets: running, 0 of 2 rounds, 2 clients, DH 50%\n  {connecting}\n")
         assert re.search(r"│ north +│ active +│ 3 +│", shown)
         assert re.search(r"│ 1 +│ open +│ 0 of 2 +│", shown)
         assert works("federation", "pause", "pets").splitlines()[0] == "pets: paused, 0 of 2 rounds, 2 clients, DH 50%"
@@ -352,6 +365,21 @@ class TestFederations:
         ]
         assert works("federation", "resume", "pets").startswith("pets: running,")
         assert works("federation", "cancel", "pets").splitlines()[1:] == ["  cancelled by the operator"]
+
+    def test_rollback(self, works: Callable[..., str], refuses: Callable[..., str], pets: Context) -> None:
+        assert refuses("federation", "rollback", "pets", "--to", "0") == (
+            "Model 0 is the newest one already. There is no older model to go back to."
+        )
+        desk = Desk(pets.db, parse_plan(PLAN), create=False)
+        works("federation", "start", "pets")
+        sites = [desk.join(name) for name in ("north", "south")]
+        desk.run_round({who: seed for seed, who in enumerate(sites)})
+        assert works("federation", "rollback", "pets", "--to", "0").splitlines() == [
+            "pets: paused, 0 of 2 rounds, 2 clients, DH 50%",
+            "  waiting for the operator to resume it",
+            "  rolled back to model 0",
+        ]
+        assert "federation.rollback" in works("audit", "list")
 
     @pytest.mark.usefixtures("pets")
     def test_list(self, works: Callable[..., str], tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
 from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
 from support.coordinator import Site
 from support.proxy import CuttingProxy
+from support.service import make_overdue
 
 from client_agent import __main__ as command_line
 from client_agent.data import open_data
@@ -21,7 +21,6 @@ from client_agent.errors import AgentEnded
 from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
 from server.store.session import Database
-from server.store.tables import Round
 from shared.methods import client_half
 from shared.methods.base import RoundTask, Tensors, Workplace
 from shared.plan import FederationPlan
@@ -175,8 +174,7 @@ def test_a_round_that_cannot_be_trained_is_waited_out(
 def pass_deadline(api: SocketApi) -> None:
     """End the open rounds now, as their deadline would; below quorum the federation pauses."""
     db = Database(api.db_url)
-    with db.write() as session:
-        session.execute(update(Round).where(Round.state == "open").values(deadline_at=time.time()))
+    make_overdue(db)
     db.close()
     while api.show("diverging").state != "paused":
         pass

@@ -147,10 +147,10 @@ class TestDeath:
         with pytest.raises(Killed):
             run_dry(scene.process(at(stage, die)))
         other = scene.process()
-        scene.clock.advance(LEASE_S)
+        scene.wait(LEASE_S)
         assert not other.step(), "the lease still holds"
         assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
-        scene.clock.advance(1)
+        scene.wait(1)
         run_dry(other)
         assert scene.outcome() == expected
         self.leaves_only_garbage(scene)
@@ -158,7 +158,7 @@ class TestDeath:
     @staticmethod
     def leaves_only_garbage(scene: Scene) -> None:
         """What the dead process had written is found and removed, and nothing else is."""
-        scene.clock.advance(2 * Retention().garbage_s)
+        scene.wait(2 * Retention().garbage_s)
         housekeeping.clean(scene.ctx, Retention(keep_round_uploads=99))
         assert unreferenced_blobs(scene.db) == set()
         assert count(scene.db, Update) == [6]
@@ -182,7 +182,7 @@ class TestDeath:
             scene.upload(who, seeds[who])
         with pytest.raises(Killed):
             run_dry(scene.process(at(stage, die, times)))
-        scene.clock.advance(LEASE_S + 1)
+        scene.wait(LEASE_S + 1)
         other = scene.process()
         assert other.step()
         scene.upload(scene.sites[2], seeds[scene.sites[2]])
@@ -194,7 +194,7 @@ class TestDeath:
         for stage in UNPUBLISHED:
             with pytest.raises(Killed):
                 run_dry(scene.process(at(stage, die)))
-            scene.clock.advance(LEASE_S + 1)
+            scene.wait(LEASE_S + 1)
         run_dry(scene.process())
         assert scene.outcome() == expected
         self.leaves_only_garbage(scene)
@@ -217,7 +217,7 @@ class TestStall:
         scene.upload_all()
 
         def meanwhile() -> None:
-            scene.clock.advance(LEASE_S + 1)
+            scene.wait(LEASE_S + 1)
             run_dry(scene.process())
             assert scene.outcome() == expected
 
@@ -237,14 +237,14 @@ class TestStall:
         scene.upload_all()
 
         def another_takes_over_and_dies() -> None:
-            scene.clock.advance(LEASE_S + 1)
+            scene.wait(LEASE_S + 1)
             with pytest.raises(Killed):
                 run_dry(scene.process(at("before-publish", die)))
 
         slow = scene.process(at(stage, another_takes_over_and_dies))
         run_dry(slow)
         assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
-        scene.clock.advance(LEASE_S + 1)
+        scene.wait(LEASE_S + 1)
         run_dry(slow)
         assert scene.outcome() == expected
 
@@ -275,7 +275,7 @@ class TestStall:
         for stage in UNPUBLISHED:
             assert not scene.process(at(stage, away)).step()
             assert scene.round.state == "aggregating"
-            scene.clock.advance(LEASE_S + 1)
+            scene.wait(LEASE_S + 1)
         run_dry(scene.process())
         assert scene.outcome() == expected
 
@@ -290,7 +290,7 @@ class TestTurns:
             scene.upload(scene.sites[place], seeds[scene.sites[place]])
             assert owner.step()
             assert not other.step()
-            scene.clock.advance(LEASE_S + 1)
+            scene.wait(LEASE_S + 1)
         run_dry(second)
         assert scene.outcome() == expected
 

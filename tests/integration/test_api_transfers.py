@@ -10,15 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from support.api import RawConnection, SocketApi, new_database
 from support.coordinator import Site, running
 from support.databases import KINDS
 from support.plans import report, small_plan, update_body, update_tensors
+from support.service import make_overdue
 
 from server.api import rounds
 from server.store.blobs import CHUNK_BYTES
-from server.store.tables import Base, Blob, BlobChunk, Round, Transfer, Update
+from server.store.tables import Base, Blob, BlobChunk, Transfer, Update
 from shared.methods import server_half
 from shared.plan import FederationPlan
 from shared.schemas import UpdateReceipt
@@ -330,8 +331,7 @@ class TestPut:
         plan = new_plan(rounds={"min_clients": 2, "quorum": 0.5, "count": 1})
         round_id, (north, south) = open_round(api, plan, "north", "south")
         assert north.put(round_id, update_body(plan, {}, 1)).status_code == 200
-        with api.app.state.ctx.db.write() as session:
-            session.execute(update(Round).where(Round.id == round_id).values(deadline_at=time.time() - 1))
+        make_overdue(api.app.state.ctx.db)
         follow(south, 1)
         late = south.put(round_id, update_body(plan, {}, 2))
         assert problem_of(late) == (410, "round-closed")
@@ -420,12 +420,12 @@ def progress(site: Site, round_id: int) -> tuple[str | None, ...]:
     return tuple(answer.headers.get(name) for name in ("Upload-Offset", "Upload-Length", "Upload-Complete"))
 
 
-def arrived(api: SocketApi, round_id: int) -> tuple[int, float]:
-    """How much of the round's one upload under way is stored, and since when."""
+def arrived(api: SocketApi, round_id: int) -> tuple[int, bool]:
+    """How much of the round's one upload under way is stored, and whether it counts as arriving."""
     with api.app.state.ctx.db.read() as session:
-        query = select(Blob.size_bytes, Transfer.last_byte_at).join(Transfer, Transfer.blob_id == Blob.id)
+        query = select(Blob.size_bytes, Transfer.grown_uptime).join(Transfer, Transfer.blob_id == Blob.id)
         row = session.execute(query.where(Transfer.round_id == round_id)).one_or_none()
-        return (0, 0.0) if row is None else (row.size_bytes, row.last_byte_at)
+        return (0, False) if row is None else (row.size_bytes, row.grown_uptime is not None)
 
 
 def send_part(
@@ -579,10 +579,10 @@ class TestPatch:
         with send_part(api, north, round_id, whole, 0, 1, method) as connection:
             stored = 0
             for begin in range(1, 10):
-                eventually(lambda begin=begin: arrived(api, round_id)[0] == begin)  # type: ignore[misc]
-                stored, last_byte_at = arrived(api, round_id)
+                eventually(lambda begin=begin: arrived(api, round_id) == (begin, True))  # type: ignore[misc]
+                stored, _ = arrived(api, round_id)
                 connection.send(whole[begin : begin + 1])
-                eventually(lambda before=last_byte_at: arrived(api, round_id)[1] > before)  # type: ignore[misc]
+                eventually(lambda before=stored: arrived(api, round_id)[0] > before)  # type: ignore[misc]
             assert stored == 9
             connection.send(whole[10:])
             status, _ = connection.answer()

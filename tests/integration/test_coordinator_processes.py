@@ -113,7 +113,7 @@ def let_the_lease_run_out(db_url: str) -> None:
     """What ten seconds would do to the lease that the dead process held."""
     db = Database(db_url)
     with db.write() as session:
-        session.execute(update(Round).values(lease_until=0))
+        session.execute(update(Round).values(lease_until=-1))
     db.close()
 
 

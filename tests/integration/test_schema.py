@@ -15,7 +15,7 @@ from support.service import Desk
 
 from server.store import blobs, schema
 from server.store.session import Database, DatabaseError
-from server.store.tables import Federation
+from server.store.tables import Federation, Model, Participant, Round
 
 
 @pytest.fixture
@@ -178,6 +178,34 @@ class TestSchema:
         with pytest.raises(CommandError, match=words):
             downgrade(empty_db, revision)
         assert schema.current_version(empty_db) == before
+
+    def test_models_of_an_older_release_know_what_led_to_them(self, empty_db: Database) -> None:
+        """And which of them had a private state once; uploads and participants of old rounds are still there."""
+        config = schema._config()
+        inserts = (
+            "INSERT INTO federations (id, name, plan, state, reason, created_at, state_since, completed_rounds,"
+            " stale_rounds, version) VALUES (1, 'a', '', 'running', '', 0, 0, 2, 0, 0)",
+            "INSERT INTO blobs (id, size_bytes, created_at) VALUES ('b', 0, 0)",
+            "INSERT INTO models (federation_id, number, blob_id, private_blob_id, created_at)"
+            " VALUES (1, 0, 'b', NULL, 0), (1, 1, 'b', NULL, 0), (1, 3, 'b', 'b', 0)",
+            "INSERT INTO clients (id, federation_id, name, token_hash, class_counts, agent_version, device, state,"
+            " joined_at, last_seen_at) VALUES ('c', 1, 'c', '', '[]', '', '', 'active', 0, 0)",
+            "INSERT INTO rounds (id, federation_id, number, base_model, state, reason, facts, roster, opened_at,"
+            " deadline_at) VALUES (7, 1, 4, 3, 'open', '', '{}', '[]', 0, 60)",
+            "INSERT INTO participants (round_id, client_id) VALUES (7, 'c')",
+        )
+        with empty_db.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0004")
+            for insert in inserts:
+                connection.execute(text(insert))
+        schema.upgrade(empty_db)
+        with empty_db.read() as session:
+            rows = session.execute(select(Model).order_by(Model.number)).scalars()
+            found = [(row.number, row.rounds_done, row.private_dropped) for row in rows]
+            part, round_ = session.get_one(Participant, (7, "c")), session.get_one(Round, 7)
+        assert found == [(0, 0, True), (1, 1, True), (3, 2, False)]
+        assert (part.seen, part.most_bytes, round_.clock_started) == (False, 0, False)
 
     def test_can_be_taken_back(self, empty_db: Database) -> None:
         for _ in range(2):

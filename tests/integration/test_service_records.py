@@ -28,6 +28,7 @@ from server.service import audit, enrolment, evaluations, federations, housekeep
 from server.service.context import Actor, Context, facts_of, load_roster, record
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats, Retention
+from server.service.models import KEPT_STATES
 from server.service.uploads import UploadPart
 from server.store import blobs
 from server.store.session import Database
@@ -62,7 +63,7 @@ class TestEvaluation:
 
     def test_again_replaces_the_first(self, clean_db: Database) -> None:
         desk = Desk(clean_db, fedavg_plan(min_clients=2))
-        north, south = desk.join("north"), desk.join("south")
+        north, south = desk.join("north"), desk.join("south", cat=20, dog=20)
         desk.run_round({north: 1, south: 2})
         evaluations.submit(desk.ctx, north, 1, measured(1))
         evaluations.submit(desk.ctx, north, 1, measured(7))
@@ -209,7 +210,7 @@ class TestRetention:
                     tasks.round_personal(desk.ctx, who, desk.round.id)
                     desk.upload(who, 10 * number + seed)
                     if careful:
-                        desk.clock.advance(2 * 86400)
+                        desk.wait(2 * 86400)
                         while housekeeping.clean(desk.ctx, Retention(keep_round_uploads=0)):
                             pass
                 desk.aggregate()
@@ -310,12 +311,14 @@ class TestRetention:
         for blob_id in (orphan, ""):
             refused(Gone, "tensors-dropped", lambda: blobs.read(clean_db, blob_id))  # noqa: B023
 
-    def test_only_the_newest_model_keeps_private_state(self, clean_db: Database) -> None:
+    def test_only_the_newest_models_keep_private_state(self, clean_db: Database) -> None:
         desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 9}))
         north = desk.join("north")
-        for seed in range(3):
+        for seed in range(KEPT_STATES + 2):
             desk.run_round({north: seed})
-        assert [model.private_blob_id is not None for model in desk.models()] == [False, False, False, True]
+        kept = [model.private_blob_id is not None for model in desk.models()]
+        assert kept == [False, False, False] + [True] * KEPT_STATES
+        assert [model.private_dropped for model in desk.models()] == [False, True, True] + [False] * KEPT_STATES
         assert unreferenced_blobs(desk.db) == set()
 
 

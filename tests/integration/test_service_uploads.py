@@ -106,7 +106,7 @@ class TestWholeUpload:
         body = desk.body(1)
         receipt = desk.put(sites[0], body)
         stored = bytes_in_use(desk.db)
-        desk.clock.advance(10)
+        desk.wait(10)
         assert desk.put(sites[0], body) == receipt
         assert bytes_in_use(desk.db) == stored
 
@@ -157,7 +157,7 @@ class TestWholeUpload:
     def test_that_loses_the_race_with_the_deadline_is_late(self, desk: Desk, sites: Sites) -> None:
         late = whole(desk, sites[1], desk.body(2))
         desk.upload(sites[0], 1)
-        desk.clock.advance(60 + 600)  # the grace is over too
+        desk.wait(60 + 600)  # the grace is over too
         housekeeping.pass_deadlines(desk.ctx)
         refused(Gone, "round-closed", late.finish)
         late.abandon()
@@ -226,10 +226,10 @@ class TestWholeUpload:
         body = desk.body(1)
         Upload(desk.ctx, sites[0], desk.round.id, None, len(body)).feed(body[:1000])
         desk.restart()
-        desk.clock.advance(KEEP.torn_s)
+        desk.wait(KEEP.torn_s)
         housekeeping.clean(desk.ctx, KEEP)
         assert count(desk.db, Transfer) == [1]
-        desk.clock.advance(1)
+        desk.wait(1)
         housekeeping.clean(desk.ctx, KEEP)
         assert bytes_in_use(desk.db) == before
 
@@ -503,12 +503,12 @@ class TestResumableUpload:
         federations.pause(desk.ctx, OPERATOR, desk.name)  # the round stays open
         body = desk.body(1)
         part(desk, sites[0], body, 0, 5000)
-        desk.clock.advance(KEEP.resumable_s / 2)
+        desk.wait(KEEP.resumable_s / 2)
         part(desk, sites[0], body, 5000, 6000)  # new bytes begin a new day
-        desk.clock.advance(KEEP.resumable_s)
+        desk.wait(KEEP.resumable_s)
         housekeeping.clean(desk.ctx, KEEP)
         assert status(desk.ctx, sites[0], desk.round.id).offset_bytes == 6000
-        desk.clock.advance(1)
+        desk.wait(1)
         assert housekeeping.clean(desk.ctx, KEEP) == 1
         assert bytes_in_use(desk.db) == before
         with pytest.raises(OffsetMismatch) as caught:
@@ -614,7 +614,7 @@ class TestInvite:
 
     def test_expires(self, desk: Desk) -> None:
         token = enrolment.invite(desk.ctx, OPERATOR, desk.name, 60).token
-        desk.clock.advance(60)
+        desk.wait(60)
         refused(NotAllowed, "invite-expired", lambda: enrolment.join(desk.ctx, token, self.REQUEST))
 
     def test_is_not_used_up_by_a_join_that_is_refused(self, desk: Desk) -> None:

@@ -45,7 +45,7 @@ class Coordinator:
         invite = self.admin("POST", f"/v1/federations/{plan.name}/invites")["token"]
         answer = self.http.post(
             "/v1/join",
-            json={"name": name, "class_counts": class_counts},
+            json={"name": name, "class_counts": class_counts, "held_out_images": 100},
             headers={"Authorization": f"Bearer {invite}"},
         )
         assert answer.status_code == 201, answer.text

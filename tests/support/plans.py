@@ -20,7 +20,7 @@ def small_plan(name: str = "pets", **tables: Any) -> FederationPlan:
         "preset": "paper",  # every client has an offset of its own from the start
         "classes": CLASSES,
         "image": {"channels": 1, "height": 14, "width": 14},
-        "rounds": {"count": 2, "deadline_s": 60},
+        "rounds": {"count": 2, "deadline_s": 60, "quorum": 1.0},
     }
     for key, value in tables.items():
         plan[key] = {**plan[key], **value} if isinstance(value, dict) and key in plan else value

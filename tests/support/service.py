@@ -1,5 +1,6 @@
 """The coordinator's use cases without HTTP: an operator, sites, and a clock that moves when a test says so."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-from sqlalchemy import exists, func, select
+from sqlalchemy import exists, func, select, update
 from support.plans import small_plan, update_body
 from torch import Tensor
 
@@ -17,10 +18,12 @@ from server.service import enrolment, federations, housekeeping, tasks, uploads
 from server.service.aggregation import Aggregator
 from server.service.context import Actor, Context, facts_of
 from server.service.enrolment import Identity
+from server.service.housekeeping import Heartbeats
 from server.service.progress import round_under_way
+from server.service.uptime import UptimeCounter
 from server.store import blobs
 from server.store.session import Database
-from server.store.tables import Base, Blob, Federation, Model, Personal, Round, Transfer, Update
+from server.store.tables import Base, Blob, Federation, Model, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import SHARED
@@ -43,13 +46,22 @@ class Clock:
     """Time stands still until a test moves it."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self.now = now
+        self.now, self._passed = now, 0.0
 
     def __call__(self) -> float:
         return self.now
 
+    def monotonic(self) -> float:
+        """What no jump changes."""
+        return self._passed
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
+        self.now += seconds
+        self._passed += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Somebody sets the clock."""
         self.now += seconds
 
 
@@ -67,9 +79,10 @@ class Desk:
     clock: Clock = field(default_factory=Clock)
     create: bool = True
     start: bool = True
+    polling: bool = True  # the agents of all sites ask for work all the time
 
     def __post_init__(self) -> None:
-        self.ctx = Context(self.db, self.clock)
+        self.restart()
         if self.create:
             federations.create(self.ctx, OPERATOR, self.plan)
         if self.create and self.start:
@@ -94,7 +107,9 @@ class Desk:
 
     def restart(self) -> None:
         """The process is gone, another one comes."""
-        self.ctx = Context(self.db, self.clock)
+        self.ctx = Context(self.db, self.clock, self.clock.monotonic)
+        self.uptime = UptimeCounter(self.ctx, longest_step_s=math.inf)
+        self.uptime.count()
 
     def join(self, name: str, **class_counts: int) -> Identity:
         """Invite and enrol a site."""
@@ -104,7 +119,27 @@ class Desk:
         """Invite and enrol a site; its token."""
         invite = enrolment.invite(self.ctx, OPERATOR, self.name, 3600).token
         request = JoinRequest(name=name, class_counts=class_counts or {"cat": 5, "dog": 5})
-        return enrolment.join(self.ctx, invite, request).token
+        token = enrolment.join(self.ctx, invite, request).token
+        self.poll()
+        return token
+
+    def poll(self, *who: Identity) -> None:
+        """These sites' agents, or all that poll anyway, ask for work: they have then seen the round under way."""
+        if not who and not self.polling:
+            return
+        chosen = {site.client_id for site in who}
+        query = (
+            select(Participant.client_id, Participant.round_id)
+            .join(Round, Round.id == Participant.round_id)
+            .join(Federation, Federation.id == Round.federation_id)
+            .where(Round.state == "open", Federation.state == "running", Participant.seen.is_(False))
+        )
+        beats = Heartbeats()
+        with self.db.read() as session:
+            for client_id, round_id in session.execute(query):
+                if client_id in chosen or not who:
+                    beats.note(client_id, self.clock(), round_id)
+        beats.flush(self.ctx)
 
     def body(self, seed: int) -> bytes:
         """A valid update of the round under way."""
@@ -134,9 +169,16 @@ class Desk:
             self.upload(site, seed)
         self.aggregate()
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass while a process of the coordinator is up, and nobody looks what is due."""
+        self.poll()
+        self.uptime.count()
+        self.clock.advance(seconds)
+        self.uptime.count()
+
     def let_pass(self, seconds: float) -> None:
         """Let time pass, and what is due by then happen."""
-        self.clock.advance(seconds)
+        self.wait(seconds)
         housekeeping.pass_deadlines(self.ctx)
 
     def model(self, number: int | None = None) -> dict[str, Tensor]:
@@ -221,6 +263,13 @@ def refused(kind: type[CoordinatorError], code: str, step: Callable[[], object])
         step()
     assert caught.value.code == code
     return caught.value
+
+
+def make_overdue(db: Database) -> None:
+    """The time to upload of every open round is over."""
+    with db.write() as session:
+        session.execute(update(Round).where(Round.state == "open").values(clock_started=True))
+        session.execute(update(Federation).where(Federation.state == "running").values(due_uptime=-1.0))
 
 
 def measured(correct: int, samples: int = 10) -> Evaluation:

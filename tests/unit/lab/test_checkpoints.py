@@ -73,7 +73,7 @@ def test_a_sampled_round_is_the_plain_loop_over_the_coordinators_choice() -> Non
             personal = server.personal(state, client.record, roster, facts)
             task = RoundTask(name, number, state.shared, personal, facts)
             update, client.private = half.train(task, client.private, Workplace(client.train))
-            server.fold(mean, update.shared, update.report)
+            server.fold(mean, update.shared, client.record)
             uploads.append((client.record, update.personal))
         state = server.finish(state, mean.result(), uploads, roster, facts)
         outcome = simulation.run_round()

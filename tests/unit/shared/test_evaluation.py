@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from shared.evaluation import Evaluation, evaluate
@@ -98,6 +99,15 @@ def test_adding_adds_every_count(one: Evaluation, two: Evaluation, three: Evalua
     assert one + NOTHING == one
     for name in Evaluation.model_fields:
         assert getattr(one + two, name) == getattr(one, name) + getattr(two, name)
+
+
+def test_the_limits_are_for_one_report_and_not_for_sums() -> None:
+    most = Evaluation(samples=2**28, correct=2**28, loss_sum=1e6 * 2**28)
+    total = sum([most] * 5, NOTHING)
+    assert (total.samples, total.accuracy, total.loss_sum) == (5 * 2**28, 1.0, 5e6 * 2**28)
+    for fields in ({"samples": 2**28 + 1}, {"samples": True}, {"samples": "5"}, {"loss_sum": math.inf}):
+        with pytest.raises(ValidationError):
+            Evaluation.model_validate({"samples": 5, "correct": 1, "loss_sum": 1.0} | fields)
 
 
 @given(pairs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20), cut=st.integers(0, 20))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import report, small_plan, update_tensors
+from support.plans import small_plan, update_tensors
 
-from server.core.aggregation import RoundFold, personal_part, strip
+from server.core.aggregation import Peak, RoundFold, blame, first_nonfinite, peak_of, personal_part, strip
 from shared.methods import server_half
 from shared.methods.base import PERSONAL, SHARED, ClientRecord, ServerState
 from shared.plan import FederationPlan
@@ -40,7 +40,7 @@ def aggregate(plan: FederationPlan, order: list[ClientRecord]) -> ServerState:
     updates = {client.id: update_tensors(plan, facts, seeds[client.id]) for client in order}
     fold = RoundFold(half)
     for client in order:
-        fold.add(client.id, updates[client.id], report(samples=1 + 1000 * seeds[client.id]))
+        fold.add(client, updates[client.id])
     personal = [(client, personal_part(updates[client.id])) for client in sorted(order, key=lambda item: item.id)]
     return fold.finish(half.initial_state(), personal, ROSTER, facts)
 
@@ -69,10 +69,10 @@ class TestFold:
         once, twice = RoundFold(half), RoundFold(half)
         for seed, client in enumerate(ROSTER):
             update = update_tensors(plan, {}, seed)
-            once.add(client.id, update, report())
-            twice.add(client.id, update, report())
-            twice.add(client.id, update, report())
-            twice.add(ROSTER[0].id, update, report())
+            once.add(client, update)
+            twice.add(client, update)
+            twice.add(client, update)
+            twice.add(ROSTER[0], update)
         assert once.folded == twice.folded == {client.id for client in ROSTER}
         start = half.initial_state()
         assert bits(once.finish(start, [], ROSTER, {})) == bits(twice.finish(start, [], ROSTER, {}))
@@ -93,7 +93,7 @@ class TestFold:
         fold = RoundFold(half)
         for name, samples, value in (("a", 1, 0.0), ("b", 3, 4.0)):
             update = {key: torch.full_like(tensor, value) for key, tensor in update_tensors(plan, {}, 0).items()}
-            fold.add(name, update, report(samples=samples))
+            fold.add(ClientRecord(name, (samples,)), update)
         result = fold.finish(half.initial_state(), [], ROSTER, {}).shared
         assert all(bool((tensor == 3.0).all()) for tensor in result.values())
 
@@ -110,9 +110,36 @@ class TestFold:
         for order in (terms, chance.sample(terms, len(terms))):
             fold = RoundFold(half)
             for number, (value, samples) in enumerate(order):
-                fold.add(str(number), {f"{SHARED}w": torch.tensor([value])}, report(samples=samples))
+                fold.add(ClientRecord(str(number), (samples,)), {f"{SHARED}w": torch.tensor([value])})
             folds.append(fold.finish(ServerState({}), [], [], {}).shared["w"])
         assert torch.equal(*folds)
+
+
+class TestBlame:
+    def test_names_the_update_that_stands_out(self) -> None:
+        said = blame([Peak("a", "w", 0.5), Peak("b", "w", 3e38), Peak("c", "w", 2.0)])
+        assert said == "the update of 'b' holds values up to 3e+38 in 'w'; 2 is the largest in any other"
+
+    def test_names_nobody_where_none_does(self) -> None:
+        said = blame([Peak("a", "w", 2e38), Peak("b", "w", 3e38)])
+        assert said.startswith("no update stands out: the update of 'b' holds values up to 3e+38")
+
+    def test_names_the_only_one(self) -> None:
+        assert blame([Peak("a", "w", 7.0)]) == "the update of 'a' holds values up to 7 in 'w'"
+        assert blame([]) == "no update of the round can be read"
+
+    def test_finds_the_largest_value(self) -> None:
+        update = {"n": torch.tensor([99]), "e": torch.ones(0), "v": torch.tensor([1.0, -4.0]), "w": torch.ones(2)}
+        assert peak_of("a", update) == Peak("a", "v", 4.0)
+
+    def test_finds_what_is_not_finite(self) -> None:
+        assert first_nonfinite({"n": torch.tensor([2]), "w": torch.ones(2)}) is None
+        assert first_nonfinite({"v": torch.ones(1), "w": torch.tensor([1.0, torch.nan])}) == "w"
+
+
+def test_a_weight_stays_in_what_the_mean_can_take() -> None:
+    half = server_half(PLANS["by samples"])
+    assert [half.weight(ClientRecord("a", counts)) for counts in ((), (3, 4), (2**28, 5))] == [1, 7, 2**28]
 
 
 def test_an_update_is_cut_into_its_parts_by_prefix() -> None:

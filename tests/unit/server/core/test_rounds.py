@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from server.core.rounds import (
     OpenRound,
     Participant,
     RoundSnapshot,
+    StartClock,
     Waiting,
     describe,
     judge_federation,
@@ -37,7 +39,9 @@ def left(name: str = "gone") -> Participant:
     return Participant(name, active=False, uploaded=False)
 
 
-def judge(*clients: Participant, now: float = OPENED, rules: RoundsPlan = RULES) -> Waiting | Aggregate | Fail:
+def judge(
+    *clients: Participant, now: float = OPENED, rules: RoundsPlan = RULES
+) -> Waiting | StartClock | Aggregate | Fail:
     return judge_round(RoundSnapshot(1, OPENED, DEADLINE, clients), rules, now)
 
 
@@ -92,6 +96,48 @@ class TestRound:
         assert judge(uploaded(), missing(), left(), left(), now=DEADLINE) == Aggregate()
 
 
+def unseen(name: str = "silent") -> Participant:
+    return Participant(name, active=True, uploaded=False, seen=False)
+
+
+class TestFirstContact:
+    """Before a quorum of the participants has been seen there is no time to upload that could pass."""
+
+    @staticmethod
+    def judge(*clients: Participant, now: float = OPENED) -> Waiting | StartClock | Aggregate | Fail:
+        return judge_round(RoundSnapshot(1, OPENED, DEADLINE, clients, clock_started=False), RULES, now)
+
+    def test_is_waited_for(self) -> None:
+        verdict = self.judge(missing("north"), unseen("south"), unseen("east"), unseen("west"))
+        what = "1 of 4 clients to connect"
+        assert verdict == Waiting(what, OPENED, DEADLINE, ("south", "east", "west"))
+
+    def test_of_a_quorum_starts_the_clock(self) -> None:
+        assert self.judge(missing(), missing(), unseen(), unseen()) == StartClock()
+        assert self.judge(missing(), uploaded(), unseen(), unseen()) == StartClock()
+
+    def test_of_those_that_left_is_not_waited_for(self) -> None:
+        assert self.judge(missing(), unseen(), left(), left()) == StartClock()
+
+    def test_is_not_needed_where_everybody_has_uploaded(self) -> None:
+        assert self.judge(uploaded(), left()) == Aggregate()
+
+    def test_is_not_waited_for_forever(self) -> None:
+        verdict = self.judge(missing(), unseen("a"), unseen("b"), unseen("c"), now=DEADLINE)
+        assert verdict == Fail("only 1 of 4 clients connected in time, 2 are needed", "not seen: a, b, c")
+
+    @given(rounds, times, quorums, st.lists(st.booleans(), min_size=12, max_size=12))
+    def test_is_waited_for_or_judged_within_the_bound(
+        self, members: list[Participant], now: float, quorum: float, seen: list[bool]
+    ) -> None:
+        clients = tuple(replace(client, seen=flag) for client, flag in zip(members, seen, strict=False))
+        snapshot = RoundSnapshot(1, OPENED, DEADLINE, clients, clock_started=False)
+        verdict = judge_round(snapshot, RoundsPlan(quorum=quorum), now)
+        if isinstance(verdict, Waiting):
+            assert now < DEADLINE
+            assert verdict.until == DEADLINE
+
+
 class TestArrivingUpload:
     """Bytes that still come at the deadline are waited for, within limits."""
 
@@ -122,6 +168,15 @@ class TestArrivingUpload:
     def test_gets_no_grace_where_the_plan_gives_none(self) -> None:
         rules = RoundsPlan(quorum=0.5, upload_grace_s=0)
         assert judge(uploaded(), missing(last_byte_at=DEADLINE), now=DEADLINE, rules=rules) == Aggregate()
+
+
+class TestDefaultQuorum:
+    @pytest.mark.parametrize(("total", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (10, 7)])
+    def test_does_without_one_site_of_three(self, total: int, needed: int) -> None:
+        late = [missing()] * (total - needed)
+        assert judge(*[uploaded()] * needed, *late, now=DEADLINE, rules=RoundsPlan()) == Aggregate()
+        verdict = judge(*[uploaded()] * (needed - 1), *late, missing(), now=DEADLINE, rules=RoundsPlan())
+        assert isinstance(verdict, Fail)
 
 
 class TestEveryRound:

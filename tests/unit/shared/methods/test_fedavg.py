@@ -17,7 +17,6 @@ from shared.methods.local import make_sgd
 from shared.model import build_single
 from shared.plan import FederationPlan, validate_plan
 from shared.problems import DistransError
-from shared.schemas import TrainingReport
 from shared.summation import RunningMean
 from shared.tensor_data import TensorData
 
@@ -74,7 +73,7 @@ def train(
 def mean_of(plan: FederationPlan, updates: list[Update]) -> Tensors:
     server, mean = server_half(plan), RunningMean()
     for update in updates:
-        server.fold(mean, update.shared, update.report)
+        server.fold(mean, update.shared, record_of(update.report.samples))
     state = server.finish(server.initial_state(), mean.result(), [], [], {})
     assert state.private == {}
     return state.shared
@@ -86,8 +85,8 @@ def assert_equal(found: Tensors, expected: Tensors) -> None:
         assert torch.equal(found[name], value), name
 
 
-def report_of(samples: int) -> TrainingReport:
-    return TrainingReport(samples=samples, batches=1, loss=0.0, accuracy=0.0, seconds=0.0)
+def record_of(images: int) -> ClientRecord:
+    return ClientRecord("a", (images, 0))
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=["plain", "momentum"])
@@ -127,7 +126,7 @@ def test_one_full_batch_step_weighted_by_samples_is_a_step_on_the_union() -> Non
 def test_the_mean_of_one_and_three_with_one_and_three_images(averaging: str, expected: float) -> None:
     server, mean = server_half(plan_with(averaging=averaging)), RunningMean()
     for samples in (1, 3):
-        server.fold(mean, {"w": torch.tensor([float(samples)])}, report_of(samples))
+        server.fold(mean, {"w": torch.tensor([float(samples)])}, record_of(samples))
     assert mean.result()["w"].tolist() == [expected]
 
 
@@ -137,7 +136,7 @@ def test_with_equally_many_images_weights_make_no_difference(values: list[float]
     for averaging in ("samples", "uniform"):
         server, mean = server_half(plan_with(averaging=averaging)), RunningMean()
         for value in values:
-            server.fold(mean, {"w": torch.tensor([value])}, report_of(samples))
+            server.fold(mean, {"w": torch.tensor([value])}, record_of(samples))
         results.append(mean.result()["w"])
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
 

@@ -1,0 +1,63 @@
+"""A federation that fails is on its own: the others go on, and it is paused when it fails again and again."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from server.service.context import Context
+from server.service.progress import set_state
+from server.store.objects import ObjectMissing, ObjectStoreError
+from server.store.session import LOCK
+from server.store.tables import Federation
+
+logger = logging.getLogger(__name__)
+FAILURES_BEFORE_PAUSE = 5
+
+
+def is_storage_failure(error: Exception) -> bool:
+    """Whether the database or the object store is away, which is no federation's fault and may pass."""
+    if isinstance(error, ObjectMissing):
+        return False
+    return isinstance(error, OperationalError | InterfaceError | InternalError | PoolTimeout | ObjectStoreError)
+
+
+class Isolation:
+    """Counts the failures in a row of each federation, for one kind of work of one process."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._failures: defaultdict[int, int] = defaultdict(int)
+
+    @contextmanager
+    def of(self, federation_id: int) -> Iterator[None]:
+        """Work on one federation; no exception gets out."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("federation %d: its background work failed; trying again", federation_id)
+            if not is_storage_failure(error):
+                self._count(federation_id, error)
+        else:
+            self._failures.pop(federation_id, None)
+
+    def _count(self, federation_id: int, error: Exception) -> None:
+        self._failures[federation_id] += 1
+        if self._failures[federation_id] < FAILURES_BEFORE_PAUSE:
+            return
+        try:
+            self._pause(federation_id, f"{type(error).__name__}: {error}"[:500])
+        except Exception:
+            logger.exception("federation %d cannot be paused; trying again", federation_id)
+        else:
+            del self._failures[federation_id]
+
+    def _pause(self, federation_id: int, detail: str) -> None:
+        with self._ctx.db.write() as session:
+            federation = session.get_one(Federation, federation_id, with_for_update=LOCK)
+            if federation.state == "running":
+                reason = f"the coordinator failed {FAILURES_BEFORE_PAUSE} times in a row to move it on"
+                set_state(session, self._ctx, federation, "paused", reason, detail)

@@ -1,0 +1,129 @@
+"""Global models beyond their bytes: which states are kept, which is the best, and the way back to an older one."""
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session
+
+from server.core.errors import Conflict
+from server.service.context import Actor, Context, record
+from server.service.federations import load
+from server.service.history import pooled_accuracy
+from server.service.progress import base_of, hold, latest_model, round_under_way
+from server.store import blobs
+from server.store.tables import Federation, Model, Round
+
+KEPT_STATES = 5  # the newest models of each federation whose private server state is kept
+
+
+def drop_old_states(session: Session, federation: Federation) -> None:
+    """Keep the private state of the newest few models; it may be several times as large as a model."""
+    query = select(Model).where(Model.federation_id == federation.id, Model.private_blob_id.is_not(None))
+    for model in session.execute(query.order_by(Model.number.desc()).offset(KEPT_STATES)).scalars().all():
+        blob_id, model.private_blob_id, model.private_dropped = model.private_blob_id, None, True
+        session.flush()
+        still_used = session.execute(select(exists().where(Model.private_blob_id == blob_id))).scalar_one()
+        if not still_used:  # a model that was rolled back to shares its state
+            blobs.drop(session, str(blob_id))
+
+
+def note_accuracy(session: Session, federation: Federation, model_number: int) -> None:
+    """Remember the best model that the clients have measured, and how many rounds ago that was."""
+    accuracy = pooled_accuracy(session, federation, model_number)
+    if accuracy is None:
+        return
+    if federation.best_accuracy is None or accuracy > federation.best_accuracy:
+        federation.best_accuracy, federation.best_model, federation.stale_rounds = accuracy, model_number, 0
+    else:
+        federation.stale_rounds += 1
+
+
+def roll_back(ctx: Context, actor: Actor, name: str, to: int) -> None:
+    """Publish an older model again, under the next number, and pause.
+
+    Nothing is removed: the rounds in between stay in the history, the one under way fails, and agents see a new model.
+    Rounds done and the best accuracy are again what they were at that model.
+    """
+    with ctx.db.write() as session:
+        federation = load(session, name, lock=True)
+        if federation.state == "cancelled":
+            raise Conflict("wrong-state", f"Federation {name!r} was cancelled and can no longer be rolled back.")
+        target, newest = _target(session, federation, to), latest_model(session, federation)
+        reason, now = f"rolled back to model {to}", ctx.clock()
+        under_way = round_under_way(session, federation)
+        if under_way is not None:
+            under_way.state, under_way.reason, under_way.closed_at = "failed", reason, now
+        number = max(newest.number, _last_round(session, federation)) + 1
+        basis = _basis(session, federation, to)
+        session.add_all(
+            [
+                Model(
+                    federation_id=federation.id,
+                    number=number,
+                    blob_id=target.blob_id,
+                    private_blob_id=target.private_blob_id,
+                    rounds_done=target.rounds_done,
+                    created_at=now,
+                ),
+                Round(
+                    federation_id=federation.id,
+                    number=number,
+                    base_model=to,
+                    state="done",
+                    reason=reason,
+                    facts=basis.facts,
+                    roster=basis.roster,
+                    opened_at=now,
+                    closed_at=now,
+                ),
+            ]
+        )
+        session.flush()
+        _recall(session, federation, to)
+        federation.completed_rounds = target.rounds_done
+        if federation.state != "paused":
+            federation.state, federation.state_since = "paused", now
+        federation.reason, federation.reason_detail = reason, ""
+        hold(session, federation)
+        ctx.touch(federation)
+        record(session, ctx, actor, "federation.rollback", name, to=to, model=number)
+
+
+def _target(session: Session, federation: Federation, number: int) -> Model:
+    newest = latest_model(session, federation).number
+    query = select(Model).where(Model.federation_id == federation.id, Model.number < newest)
+    older = session.execute(query.order_by(Model.number)).scalars().all()
+    possible = [model for model in older if not model.private_dropped]
+    chosen = next((model for model in possible if model.number == number), None)
+    if chosen is not None:
+        return chosen
+    if number == newest:
+        cause = f"Model {number} is the newest one already."
+    elif any(model.number == number for model in older):
+        cause = f"The server state that belongs to model {number} is no longer kept."
+    else:
+        cause = f"Federation {federation.name!r} has no model {number}."
+    numbers = ", ".join(str(model.number) for model in possible[-20:])
+    next_step = f"Choose one of: {numbers}." if numbers else "There is no older model to go back to."
+    raise Conflict("no-rollback", cause, next_step=next_step)
+
+
+def _last_round(session: Session, federation: Federation) -> int:
+    return session.execute(select(func.max(Round.number)).where(Round.federation_id == federation.id)).scalar() or 0
+
+
+def _basis(session: Session, federation: Federation, number: int) -> Round:
+    """The round that made a model; for θ⁰ and an imported model, which none made, the first one after it."""
+    query = select(Round).where(Round.federation_id == federation.id, Round.state == "done", Round.number >= number)
+    return session.execute(query.order_by(Round.number).limit(1)).scalar_one()
+
+
+def _recall(session: Session, federation: Federation, number: int) -> None:
+    """The best accuracy as it follows from a model and those that it came from."""
+    line, base = [number], base_of(session, federation, number)
+    while base is not None:
+        line.append(base)
+        base = base_of(session, federation, base)
+    if federation.best_model is None or federation.best_model >= min(line):  # else it is from before an import
+        federation.best_accuracy = federation.best_model = None
+    federation.stale_rounds = 0
+    for ancestor in reversed(line):
+        note_accuracy(session, federation, ancestor)

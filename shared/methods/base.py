@@ -96,6 +96,15 @@ class ServerHalf(ABC):
         """
         return found | Spec.of(self.initial_state().private)
 
+    def model_spec(self) -> Spec:
+        """The published model's tensors; agents check what they download against it."""
+        return Spec.of(self.initial_state().shared)
+
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        """The forms that the personal tensors sent to a client may take under these facts; at least one."""
+        del facts
+        return [Spec({})]
+
     def weight(self, report: TrainingReport) -> int:
         """The weight of an update in the mean."""
         return report.samples if self.plan.averaging == "samples" else 1

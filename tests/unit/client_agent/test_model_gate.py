@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from client_agent.history import HistoryLine
+from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
 from client_agent.serving import PredictionQueue
 from client_agent.settings import Connection, Identity, RunOptions
-from client_agent.state import Bundle, HistoryLine, StateFolder
+from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
@@ -55,7 +57,7 @@ def predictions() -> Iterator[PredictionQueue]:
 
 
 def make_gate(state: StateFolder, predictions: PredictionQueue | None, margin: float | None = 0.1) -> ModelGate:
-    return ModelGate(state, state.identity(), None, Runtime(), RunOptions(max_accuracy_drop=margin), predictions)
+    return ModelGate(state, state.identity(), Runtime(), RunOptions(max_accuracy_drop=margin), predictions)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def bring(gate: ModelGate, state: StateFolder, number: int) -> HistoryLine:
     """A new model arrives."""
     one = bundle(number)
     state.save_bundle(one, keep=9)
-    return gate.consider(one)
+    return gate.consider(one, None)
 
 
 def served(gate: ModelGate) -> int | None:
@@ -126,7 +128,7 @@ def test_a_broken_model_leaves_the_served_one_in_place(
     bring(gate, state, 0)
     broken = bundle(1)
     broken.shared["logits.bias"][0] = float("nan")
-    line = gate.consider(broken)
+    line = gate.consider(broken, None)
     assert not line.approved
     assert "finite" in line.reason
     assert "model 1 is not served" in caplog.text

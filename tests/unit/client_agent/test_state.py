@@ -9,8 +9,10 @@ import torch
 
 from client_agent import files
 from client_agent.errors import StateError
+from client_agent.history import HistoryLine
+from client_agent.kept_models import Bundle
 from client_agent.settings import Connection, Identity
-from client_agent.state import Bundle, HistoryLine, PendingUpload, StateFolder
+from client_agent.state import PendingUpload, StateFolder
 from shared.evaluation import Evaluation
 from shared.plan import validate_plan
 from shared.problems import DistransError

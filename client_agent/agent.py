@@ -20,7 +20,7 @@ from client_agent.condition import Condition, Phase, TroubleKind
 from client_agent.coordinator import Coordinator
 from client_agent.data import SiteData
 from client_agent.downloads import Expected
-from client_agent.errors import AgentEnded, DataError, Ending, Refused, StateError, Stopped, UnusableModel
+from client_agent.errors import AgentEnded, Ending, Refused, StateError, Stopped, UnusableModel
 from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
 from client_agent.progress import TrainingDisplay
@@ -38,7 +38,7 @@ from shared.wire import Spec, digest
 logger = logging.getLogger(__name__)
 _NO_TICKET = "none"  # whatever the coordinator answers is news
 _AFTER_FAILURE_S = 10.0  # between two polls while there is a round that cannot be trained here
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
 _DATA_AGAIN_S = 60.0  # until data that could not be opened are tried again
 _MODEL_AGAIN_S = 900.0  # until a model that could not be fetched is tried again
 _MAX_NUMBER = 2**31
@@ -75,8 +75,8 @@ class Agent:
         self._newest: Bundle | None = None  # the last one that the gate has decided about
         self._measure_again_at: float | None = None  # when it is to be measured again, if it could not be
         self._unusable: tuple[tuple[int, str], float] | None = None  # a model that could not be fetched; again when
-        self._given_up: int | None = None  # the id of a round that cannot be trained here
-        self._trained: tuple[RoundTaskView, Update, Tensors] | None = None  # not on the disk yet
+        self._given_up: tuple[int, str] | None = None  # a round that cannot be trained here, with its model's digest
+        self._trained: tuple[tuple[int, str], Update, Tensors] | None = None  # not on the disk yet
         self._ticket = _NO_TICKET
 
     # The loop
@@ -117,7 +117,7 @@ class Agent:
             self._condition.record(TroubleKind.COORDINATOR, str(error))
         else:
             logger.error("the loop met an error that was not expected; trying again in %.0f s", pause_s, exc_info=error)
-            self._condition.record(TroubleKind.UNEXPECTED, f"{type(error).__name__}: {error}")
+            self._condition.record(TroubleKind.UNEXPECTED, _in_words(error))
 
     def _step(self) -> bool:
         """One task of the coordinator's; True when there will be no other."""
@@ -130,7 +130,7 @@ class Agent:
         self._ticket = task.ticket
         if task.action == "cancelled":
             raise AgentEnded(Ending.CANCELLED, f"The federation was cancelled: {task.reason}")
-        if task.round is not None and task.round.id == self._given_up:
+        if task.round is not None and task.model is not None and self._given_up == (task.round.id, task.model.digest):
             # The coordinator does not know that and hands the round out at once, again and again.
             self._stopping.wait(_AFTER_FAILURE_S)
             return False
@@ -162,8 +162,7 @@ class Agent:
                 self._data = self._parts.open_data()
             except Exception as error:
                 self._data_again_at = time.monotonic() + _DATA_AGAIN_S
-                words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-                self._condition.record(TroubleKind.DATA, words)
+                self._condition.record(TroubleKind.DATA, _in_words(error))
             else:
                 self._condition.clear(TroubleKind.DATA)
                 self._measure_again_at = self._measure_again_at and time.monotonic()
@@ -193,39 +192,42 @@ class Agent:
     # Training
 
     def _train(self, current: RoundTaskView, bundle: Bundle, data: SiteData) -> None:
-        if self._trained is None or self._trained[0].id != current.id:
-            self._trained = self._train_round(current, bundle, data)
+        key = current.id, bundle.digest
+        if self._trained is None or self._trained[0] != key:
+            found = self._train_round(current, bundle, data)
+            self._trained = None if found is None else (key, *found)
         if self._trained is None:
+            # The same round would end in the same way. The next one starts from another model.
+            self._given_up = key
             return
-        self._stage(*self._trained)
+        self._stage(current, *self._trained[1:])
         self._trained = None
         self._settle_pending()
         if self._options.local_baseline:
             self._train_baseline(current.number, data)
 
-    def _train_round(
-        self, current: RoundTaskView, bundle: Bundle, data: SiteData
-    ) -> tuple[RoundTaskView, Update, Tensors] | None:
+    def _train_round(self, current: RoundTaskView, bundle: Bundle, data: SiteData) -> tuple[Update, Tensors] | None:
+        """The update and the private tensors that go with it; None when this round cannot be trained here."""
         self._condition.enter(Phase.TRAINING, current.number)
         task = RoundTask(self._identity.name, current.number, bundle.shared, bundle.personal, current.facts)
         private = self._state.private()
         try:
             with TrainingDisplay(current.number, self._parts.console, self._options.progress) as display:
                 place = Workplace(data.train, self._parts.runtime, display.update, self._stopping.is_set)
-                update, private = self._half.train(task, private, place)
+                trained = self._half.train(task, private, place)
         except TrainingInterrupted as error:
             raise Stopped from error
         except Exception as error:  # such as a diverged loss, or torch's RuntimeError when memory runs out
-            # The same round would end in the same way. The next one starts from another model.
-            self._given_up = current.id
-            words = str(error) if isinstance(error, DistransError) else f"{type(error).__name__}: {error}"
             logger.debug("round %d could not be trained", current.number, exc_info=error)
-            trouble = f"Round {current.number} could not be trained here: {words}"
-            self._condition.record(TroubleKind.TRAINING, f"{trouble} Waiting for the next round; /predict goes on.")
+            self._condition.record(
+                TroubleKind.TRAINING,
+                f"Round {current.number} could not be trained here: {_in_words(error)} "
+                "Waiting for the next round; /predict goes on.",
+            )
             return None
         self._condition.clear(TroubleKind.TRAINING)
         self._note_unreadable(data)
-        return current, update, private
+        return trained
 
     def _train_baseline(self, number: int, data: SiteData) -> None:
         self._condition.enter(Phase.TRAINING_BASELINE, number)
@@ -355,6 +357,7 @@ class Agent:
                 "name": self._identity.name,
                 "version": __version__,
                 "device": str(self._parts.runtime.device),
+                "phase": self._condition.activity.phase,
                 "doing": str(self._condition.activity),
                 "trouble": " ".join(trouble.message for trouble in report.troubles),
                 "troubles": [trouble.model_dump() for trouble in report.troubles],
@@ -380,3 +383,7 @@ class Agent:
             "history": [line.row() for line in self._state.history()],
             "time": time.time(),
         }
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, DistransError) else f"{type(error).__name__}: {error}."

@@ -18,14 +18,27 @@ class Phase(StrEnum):
     """The steps of the loop."""
 
     STARTING = "starting"
-    WAITING = "waiting for work"
-    DOWNLOADING = "downloading model {}"
-    MEASURING = "measuring model {}"
-    TRAINING = "training round {}"
-    TRAINING_BASELINE = "training this site's own model, round {}"
-    UPLOADING = "uploading round {}"
-    PAUSING = "waiting to try again"
+    WAITING = "waiting"
+    DOWNLOADING = "downloading"
+    MEASURING = "measuring"
+    TRAINING = "training"
+    TRAINING_BASELINE = "training-baseline"
+    UPLOADING = "uploading"
+    PAUSING = "pausing"
     ENDED = "ended"
+
+
+_WORDS = {
+    Phase.STARTING: "starting",
+    Phase.WAITING: "waiting for work",
+    Phase.DOWNLOADING: "downloading model {}",
+    Phase.MEASURING: "measuring model {}",
+    Phase.TRAINING: "training round {}",
+    Phase.TRAINING_BASELINE: "training this site's own model, round {}",
+    Phase.UPLOADING: "uploading round {}",
+    Phase.PAUSING: "waiting to try again",
+    Phase.ENDED: "ended",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Activity:
         return self.phase in (Phase.TRAINING, Phase.TRAINING_BASELINE)
 
     def __str__(self) -> str:
-        return self.phase.format(self.number)
+        return _WORDS[self.phase].format(self.number)
 
 
 class TroubleKind(StrEnum):
@@ -123,7 +136,7 @@ class Condition:
         """The loop is over for good."""
         self._ended, self.outcome = error.ending, str(error)
         self.enter(Phase.ENDED)
-        logger.error("training ended: %s: %s", error.ending, error)
+        logger.error("ended: %s: %s", error.ending, error)
         self._keep()
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """Downloads that are checked against the plan while they arrive, and resumed after an interruption."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class PartialFile:
             self.remove()
             raise ForeignAnswer(response.status_code)
         checker, size_bytes = self._expected.checker(), 0
-        with self._target.open("a+b") as handle:
+        with open(self._target, "a+b", opener=_private) as handle:
 
             def check(piece: bytes) -> None:
                 nonlocal size_bytes
@@ -111,3 +112,7 @@ class PartialFile:
     def exists(self) -> bool:
         """Whether anything has arrived."""
         return self._target.exists() and self._etag_file.exists()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -36,6 +36,7 @@ class ModelGate:
         self._options, self._predictions = options, predictions
         # The loop brings new models, another thread follows the pin: one of them decides at a time.
         self._deciding = threading.Lock()
+        self._followed_pin = ""
 
     @property
     def served(self) -> ServingModel | None:
@@ -98,6 +99,7 @@ class ModelGate:
         """Serve the pinned model, or the last one that the gate approved; needs no coordinator and never raises."""
         with self._deciding:
             try:
+                self._followed_pin = self._state.pin_text()
                 _, model = serving.load_served(self._state, self._identity, self._runtime)
             except StateError as error:
                 if self.served is None:
@@ -110,14 +112,12 @@ class ModelGate:
 
     def follow_pin(self, stopping: threading.Event) -> None:
         """Watch the pin, so that `distrans-agent pin` takes effect at once; runs in a thread of its own."""
-        last: str | None = None  # look once more: it may have changed since the start
         while not stopping.wait(_LOOK_EVERY_S):
             try:
-                now = self._state.pin_text()
+                has_changed = self._state.pin_text() != self._followed_pin
             except OSError:  # a disk that cannot be read changes nothing
                 continue
-            if now != last:
-                last = now
+            if has_changed:
                 self.serve_kept()
 
     def _measure(self, model: ServingModel, data: SiteData | None) -> tuple[Evaluation | None, Evaluation | None]:

@@ -104,12 +104,14 @@ def _run_loop(
     thread = threading.Thread(target=loop, name="agent", daemon=True)
     watcher = threading.Thread(target=gate.follow_pin, args=(stopping,), name="pin", daemon=True)
     thread.start()
-    watcher.start()
+    if options.serve is not None:
+        watcher.start()
     stopping.wait()
     # Training ends within a batch. Anything else may be cut off at any point: what counts is on the disk.
     while thread.is_alive() and condition.activity.stops_soon:
         thread.join(timeout=0.1)
-    watcher.join()
+    if options.serve is not None:
+        watcher.join()
     if endings and not serves_on:
         raise endings[0]
 

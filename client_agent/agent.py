@@ -299,6 +299,7 @@ class Agent:
         key = (pointer.number, pointer.digest)
         is_new = newest is None or (newest.number, newest.digest) != key
         if not is_new and task.action != "train":
+            self._condition.clear(TroubleKind.MODEL)
             return newest
         if self._unusable is not None and self._unusable[0] == key and time.monotonic() < self._unusable[1]:
             return None

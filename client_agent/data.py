@@ -41,7 +41,7 @@ def load_item(item: Item, shape: ImagePlan) -> Tensor:
 class ImageSet:
     """Images with their labels. The first ones stay decoded within the cache's budget, the rest is read by workers.
 
-    An image that cannot be read is left out and logged once; `unreadable` has the reasons.
+    An image that cannot be read is left out; `unreadable` has the reasons, and the first few are logged once.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ImageSet:
         except Exception as error:  # whatever is wrong with one image is no fault of the others
             reason = f"{item if isinstance(item, Path) else f'image {index}'}: {error}"
             with self._lock:
-                is_news = index not in self._unreadable
+                is_news = index not in self._unreadable and len(self._unreadable) < _SHOWN
                 self._unreadable[index] = reason
             if is_news:
                 logger.warning("left out an image that cannot be read: %s", reason)

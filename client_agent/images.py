@@ -31,16 +31,19 @@ class TooManyPixels(DataError):
 def decode(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright image; its size is checked before a pixel is decoded. DataError says what is wrong with any other."""
     try:
-        image: Image.Image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=list(formats))
-        if image.width * image.height > max_pixels:
-            raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are taken.")
-        image.load()
-        return ImageOps.exif_transpose(image)
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
+            image: Image.Image = Image.open(source, formats=list(formats))
+            if image.width * image.height > max_pixels:
+                raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are taken.")
+            image.load()
+            return ImageOps.exif_transpose(image)
     except DataError:
         raise
     except UnidentifiedImageError as error:
         raise DataError(f"Unsupported image format; these are read: {', '.join(formats)}.") from error
     except Exception as error:  # Pillow's decoders raise nearly anything for bytes that they did not expect
+        if isinstance(error, OSError) and error.errno is not None:  # the file, not what is in it
+            raise DataError(f"It cannot be read: {error.strerror}.") from error
         raise DataError(f"It cannot be decoded: {error}.") from error
 
 

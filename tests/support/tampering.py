@@ -18,10 +18,11 @@ class Reply:
 
 
 class TamperingProxy:
-    """Forwards every request. `tamper` gets the path and a function that asks the coordinator; it returns the answer."""
+    """Forwards every request. `tamper` returns the answer: it gets the path, and a function to ask the coordinator."""
 
     def __init__(self, target_url: str) -> None:
-        self.requests: list[str] = []  # the paths that were asked for
+        self._paths: list[str] = []
+        self._news = threading.Condition()
         self.tamper: Callable[[str, Callable[[], Reply]], Reply] = lambda _path, ask: ask()
         self._http = httpx.Client(base_url=target_url, timeout=60, trust_env=False)
         proxy = self
@@ -30,7 +31,7 @@ class TamperingProxy:
             protocol_version = "HTTP/1.1"
 
             def _handle(self) -> None:
-                proxy.requests.append(self.path)
+                proxy.note(self.path)
                 content = self.rfile.read(int(self.headers.get("content-length", 0)))
                 reply = proxy.tamper(self.path, lambda: proxy.ask(self.command, self.path, self.headers, content))
                 self.send_response(reply.status)
@@ -48,6 +49,22 @@ class TamperingProxy:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def note(self, path: str) -> None:
+        """A request has come."""
+        with self._news:
+            self._paths.append(path)
+            self._news.notify_all()
+
+    def count(self, start: str) -> int:
+        """How many requests there were for paths that begin like this."""
+        return sum(path.startswith(start) for path in self._paths)
+
+    def wait_for(self, start: str, more: int) -> None:
+        """Until there were so many more of them."""
+        wanted = self.count(start) + more
+        with self._news:
+            assert self._news.wait_for(lambda: self.count(start) >= wanted, 60)
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], content: bytes) -> Reply:
         """What the coordinator answers."""

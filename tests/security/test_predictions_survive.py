@@ -129,8 +129,6 @@ def test_an_agent_whose_part_is_over_goes_on_serving(
         agent.kill()
         agent = AgentProcess(state, "--no-serve")
         assert agent.wait() == 3
-        unit = Path(__file__).parents[2] / "deploy" / "systemd" / "distrans-agent.service"
-        assert "RestartPreventExitStatus=3" in unit.read_text().splitlines()
     finally:
         agent.kill()
 
@@ -226,10 +224,10 @@ def restored_coordinator(state: StateFolder) -> None:
 
 
 def torn_line(state: StateFolder) -> None:
-    keep(state, 0, 80)
+    """The line about the rejection of model 2 follows one that a crash cut off."""
+    keep(state, 1, 90)
     with (state.path / "history.jsonl").open("ab") as handle:
         handle.write(b'{"model": 7, "with_off')
-    keep(state, 1, 90)
     keep(state, 2, 20, served=False)
 
 

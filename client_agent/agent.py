@@ -9,31 +9,29 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import safetensors.torch
 from rich.console import Console
 
 from client_agent.backoff import Backoff
 from client_agent.condition import Condition, Phase, TroubleKind
 from client_agent.coordinator import Coordinator
 from client_agent.data import SiteData
-from client_agent.downloads import Expected
-from client_agent.errors import AgentEnded, Ending, Refused, StateError, Stopped, UnusableModel
+from client_agent.errors import AgentEnded, Ending, Refused, StateError, Stopped
+from client_agent.fetching import ModelFetcher
+from client_agent.info import describe_agent
 from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
 from client_agent.progress import TrainingDisplay
 from client_agent.settings import Identity, RunOptions
 from client_agent.state import PendingUpload, StateFolder
 from client_agent.training import LocalBaseline
-from shared import __version__
-from shared.methods import client_half, server_half
+from shared.methods import client_half
 from shared.methods.base import RoundTask, Tensors, TrainingInterrupted, Update, Workplace
 from shared.problems import DistransError
 from shared.runtime import Runtime
-from shared.schemas import ModelPointer, RoundTaskView, TaskAnswer
-from shared.wire import Spec, digest
+from shared.schemas import RoundTaskView, TaskAnswer
+from shared.wire import digest
 
 logger = logging.getLogger(__name__)
 _NO_TICKET = "none"  # whatever the coordinator answers is news
@@ -41,7 +39,6 @@ _AFTER_FAILURE_S = 10.0  # between two polls while there is a round that cannot 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
 _DATA_AGAIN_S = 60.0  # until data that could not be opened are tried again
 _MODEL_AGAIN_S = 900.0  # until a model that could not be fetched is tried again
-_MAX_NUMBER = 2**31
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Agent:
         self._state, self._identity, self._options = parts.state, parts.identity, parts.options
         self._gate, self._condition, self._stopping = parts.gate, parts.condition, parts.stopping
         self._parts, self._plan = parts, parts.identity.plan
-        self._half = client_half(self._plan)
+        self._half, self._fetcher = client_half(self._plan), ModelFetcher(parts.state, self._plan)
         self._connection: Coordinator | None = None
         self._data: SiteData | None = None
         self._data_again_at = 0.0
@@ -272,10 +269,6 @@ class Agent:
 
     # Models
 
-    @cached_property
-    def _model_spec(self) -> Spec:
-        return server_half(self._plan).model_spec()
-
     def _newest_kept(self) -> Bundle | None:
         """The last model to arrive; None also for one that the gate has not decided about, which is fetched again."""
         kept = self._state.kept_models()
@@ -304,34 +297,22 @@ class Agent:
         if self._unusable is not None and self._unusable[0] == key and time.monotonic() < self._unusable[1]:
             return None
         try:
-            bundle = self._fetch(task, pointer, task.personal_url)
+            self._condition.enter(Phase.DOWNLOADING, pointer.number)
+            bundle = self._fetcher.fetch(self._coordinator, pointer, task.personal_url, task.facts, newest)
         except (Stopped, AgentEnded, Refused, OSError, StateError):
             raise
         except Exception as error:
             self._unusable = key, time.monotonic() + _MODEL_AGAIN_S
-            line = self._gate.reject(pointer.number, pointer.digest, error)
-            self._condition.record(TroubleKind.MODEL, f"Model {pointer.number} cannot be used: {line.reason}")
+            if is_new:
+                self._gate.reject(pointer.number, pointer.digest, error)
+            self._condition.record(TroubleKind.MODEL, f"Model {pointer.number} cannot be used: {_in_words(error)}")
             return None
         self._condition.clear(TroubleKind.MODEL)
         if is_new:
             self._state.save_bundle(bundle, self._options.keep_models)
             self._measure(bundle)
-        self._newest = bundle
+            self._newest = bundle
         return bundle
-
-    def _fetch(self, task: TaskAnswer, pointer: ModelPointer, personal_url: str) -> Bundle:
-        if not 0 <= pointer.number < _MAX_NUMBER:
-            raise UnusableModel(f"{pointer.number} is not the number of a model.")
-        self._condition.enter(Phase.DOWNLOADING, pointer.number)
-        folder, newest = self._state.path, self._newest
-        if newest is not None and newest.digest == pointer.digest:
-            shared = newest.shared
-        else:
-            expected = Expected([self._model_spec], pointer.size_bytes, pointer.digest)
-            shared = safetensors.torch.load(self._coordinator.download(pointer.url, folder / "model.part", expected))
-        expected = Expected(server_half(self._plan).personal_specs(task.facts))
-        personal = safetensors.torch.load(self._coordinator.download(personal_url, folder / "personal.part", expected))
-        return Bundle(pointer.number, pointer.digest, shared, personal, self._state.private(), task.facts)
 
     def _measure(self, bundle: Bundle) -> None:
         self._condition.enter(Phase.MEASURING, bundle.number)
@@ -352,38 +333,8 @@ class Agent:
 
     def info(self) -> dict[str, Any]:
         """For `/info`."""
-        model, connection, report = self._gate.served, self._connection, self._condition.report
-        return {
-            "agent": {
-                "name": self._identity.name,
-                "version": __version__,
-                "device": str(self._parts.runtime.device),
-                "phase": self._condition.activity.phase,
-                "doing": str(self._condition.activity),
-                "trouble": " ".join(trouble.message for trouble in report.troubles),
-                "troubles": [trouble.model_dump() for trouble in report.troubles],
-                "ended": report.ended,
-                "outcome": report.outcome,
-            },
-            "federation": self._identity.federation,
-            "coordinator": {
-                "address": self._identity.connection.server,
-                "reachable": connection and connection.reachable,
-                "problem": "" if connection is None else connection.problem,
-            },
-            "bytes": {
-                "sent": 0 if connection is None else connection.bytes_sent,
-                "received": 0 if connection is None else connection.bytes_received,
-            },
-            "method": self._plan.method.name,
-            "serving": None
-            if model is None
-            else {"round": model.number, "digest": model.digest, "offset_digest": model.offset_digest},
-            "pinned": self._state.pinned(),
-            "kept_models": self._state.bundle_numbers(),
-            "history": [line.row() for line in self._state.history()],
-            "time": time.time(),
-        }
+        parts, connection = self._parts, self._connection
+        return describe_agent(parts.state, parts.identity, parts.runtime, parts.gate, parts.condition, connection)
 
 
 def _in_words(error: Exception) -> str:

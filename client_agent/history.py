@@ -19,6 +19,7 @@ class HistoryLine(BaseModel):
     model_config = ConfigDict(frozen=True)
     model: int
     digest: str = ""  # of the model's bytes; older agents wrote lines without one
+    fingerprint: str = ""  # of the bundle that was measured, see kept_models.py; none if it could not be fetched
     with_offset: Evaluation | None
     without_offset: Evaluation | None
     local: Evaluation | None = None
@@ -48,8 +49,9 @@ class HistoryLine(BaseModel):
         }
 
     def replaces(self, earlier: "HistoryLine") -> bool:
-        """Whether this later line is about the same model; a line without a digest is about its number."""
-        return self.model == earlier.model and (not self.digest or earlier.digest in ("", self.digest))
+        """Whether this later line is about the same bundle; a line without a digest is about all of its number."""
+        is_same = self.digest == earlier.digest and earlier.fingerprint in ("", self.fingerprint)
+        return self.model == earlier.model and (not self.digest or is_same)
 
 
 def append_line(file: Path, line: HistoryLine) -> None:

@@ -3,7 +3,8 @@
 models/NUMBER-ORDER/   model, personal and private tensors; about.json with their digests
 models/NUMBER/         the same, as older agents wrote it: without an order and without digests of the files
 
-A number alone does not name a model: a coordinator restored from a backup reuses numbers.
+A number alone does not name a model: a coordinator restored from a backup reuses numbers. Nor does the digest of its
+weights: with other tensors of this site it answers otherwise. What the gate approves is a bundle, by its fingerprint.
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import safetensors.torch
@@ -36,6 +38,12 @@ class Bundle:
     private: Tensors
     facts: dict[str, str]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names exactly this bundle; the weights stand for themselves by their digest."""
+        own = [digest(encode(part)) for part in (self.personal, self.private)]
+        return digest(json.dumps([self.number, self.digest, sorted(self.facts.items()), own]).encode())
+
     def task(self, name: str) -> RoundTask:
         """As a method's client half takes it."""
         return RoundTask(name, self.number, self.shared, self.personal, self.facts)
@@ -47,7 +55,8 @@ class KeptModel:
 
     number: int
     digest: str
-    order: int  # models are numbered as they arrive; -1: written by an older agent
+    fingerprint: str  # of the bundle; empty: written by an older agent
+    order: int  # of its arrival
     folder: Path
 
 
@@ -71,8 +80,8 @@ class KeptModels:
         self._path = path
 
     def all(self) -> list[KeptModel]:
-        """What is kept, in the order of arrival. Of a model that arrived twice only the later copy counts."""
-        found = {(one.number, one.digest): one for one in self._on_disk()}
+        """What is kept, in the order of arrival. Of a bundle that arrived twice only the later copy counts."""
+        found = {one.fingerprint or one.folder: one for one in self._on_disk()}
         return sorted(found.values(), key=_arrival)
 
     def _on_disk(self) -> list[KeptModel]:
@@ -83,7 +92,8 @@ class KeptModels:
                 continue
             try:
                 about = json.loads((folder / "about.json").read_bytes())
-                models.append(KeptModel(int(match[1]), str(about["digest"]), int(match[2] or -1), folder))
+                fingerprint = str(about.get("fingerprint", ""))
+                models.append(KeptModel(int(match[1]), str(about["digest"]), fingerprint, int(match[2] or -1), folder))
             except (OSError, ValueError, KeyError, TypeError):  # a crash while it was removed
                 continue
         return sorted(models, key=_arrival)
@@ -100,6 +110,7 @@ class KeptModels:
         about = {
             "number": bundle.number,
             "digest": bundle.digest,
+            "fingerprint": bundle.fingerprint,
             "facts": bundle.facts,
             "files": {name: digest(body) for name, body in bodies.items()},
         }
@@ -109,7 +120,8 @@ class KeptModels:
                 write_durably(aside / f"{name}.safetensors", body)
             write_durably(aside / "about.json", json.dumps(about).encode())
             order = max((one.order for one in self._on_disk()), default=-1) + 1
-            kept = KeptModel(bundle.number, bundle.digest, order, self._path / f"{bundle.number}-{order}")
+            folder = self._path / f"{bundle.number}-{order}"
+            kept = KeptModel(bundle.number, bundle.digest, bundle.fingerprint, order, folder)
             shutil.rmtree(kept.folder, ignore_errors=True)  # what a crash left there has no about.json
             aside.rename(kept.folder)
         except OSError:

@@ -52,7 +52,7 @@ class ModelGate:
             model = serving.build(self._identity.plan, self._identity.name, bundle, self._runtime)
             own, without = self._measure(model, data)
         except Exception as error:
-            return self.reject(bundle.number, bundle.digest, error)
+            return self.reject(bundle.number, bundle.digest, error, bundle.fingerprint)
         local = self._measure_baseline(data)
         with self._deciding:
             pinned, reason = self._state.pinned(), self._objection(own, data)
@@ -60,6 +60,7 @@ class ModelGate:
             line = HistoryLine(
                 model=bundle.number,
                 digest=bundle.digest,
+                fingerprint=bundle.fingerprint,
                 with_offset=own,
                 without_offset=without,
                 local=local,
@@ -75,8 +76,8 @@ class ModelGate:
             logger.warning("model %d is not served: %s", bundle.number, line.reason)
         return line
 
-    def reject(self, number: int, digest: str, error: Exception) -> HistoryLine:
-        """Record why a model cannot be used."""
+    def reject(self, number: int, digest: str, error: Exception, fingerprint: str = "") -> HistoryLine:
+        """Record why a model cannot be used; without a fingerprint it is one that could not even be fetched."""
         if isinstance(error, DistransError):
             reason = str(error)
         else:
@@ -85,6 +86,7 @@ class ModelGate:
         line = HistoryLine(
             model=number,
             digest=digest,
+            fingerprint=fingerprint,
             with_offset=None,
             without_offset=None,
             served=False,

@@ -6,7 +6,7 @@ pending/                 an upload not yet acknowledged, with the private tensor
 models/                  the last models, see kept_models.py
 baseline.safetensors     the model trained on this site's data alone (--local-baseline)
 history.jsonl            what the gate decided about each model, see history.py
-pin                      number and digest of the model that /predict is pinned to, if any
+pin                      number and fingerprint of the model that /predict is pinned to, if any
 condition.json           what troubles the agent and how its loop ended, for `status`
 lock                     held by the running agent
 """
@@ -129,7 +129,7 @@ class StateFolder:
     # Models
 
     def save_bundle(self, bundle: Bundle, keep: int) -> None:
-        """Keep a model; of the older ones the last `keep`, the pinned one, and the one to be served after a restart."""
+        """Keep a model; of all of them the last `keep`, the pinned one, and the one to be served after a restart."""
         self._models.save(bundle)
         self._models.prune(keep, self.choices()[: 1 if self._pin() is None else 2])
 
@@ -146,11 +146,11 @@ class StateFolder:
         return self._models.load(kept)
 
     def load_bundle(self, number: int) -> Bundle:
-        """The last kept model of this number."""
+        """The kept model of this number; of several the last that was approved, else the last that arrived."""
         return self._models.load(self._find(number))
 
     def _find(self, number: int) -> KeptModel:
-        for kept in reversed(self._models.all()):
+        for kept in [*self._approved(), *reversed(self._models.all())]:
             if kept.number == number:
                 return kept
         numbers = ", ".join(map(str, self.bundle_numbers())) or "none"
@@ -160,14 +160,19 @@ class StateFolder:
         """The kept models that may be served, first choice first.
 
         The pinned one, then those that the gate approved, the latest decision first. A model without a decision is
-        never among them. A line of an older agent has no digest: it is about a folder that such an agent wrote.
+        never among them.
         """
-        kept, pin = self._models.all(), self._pin()
-        found = [] if pin is None else [one for one in reversed(kept) if pin == (one.number, pin[1] and one.digest)]
-        for line in reversed(self.history()):
-            if line.approved:
-                found += [one for one in kept if _is_about(line, one)]
-        return list(dict.fromkeys(found))
+        approved, pin = self._approved(), self._pin()
+        if pin is None:
+            return approved
+        number, fingerprint = pin
+        named = [one for one in [*approved, *reversed(self._models.all())] if one.number == number]
+        pinned = [one for one in named if fingerprint in ("", one.fingerprint)][:1]
+        return list(dict.fromkeys(pinned + approved))
+
+    def _approved(self) -> list[KeptModel]:
+        kept = self._models.all()
+        return [one for line in reversed(self.history()) if line.approved for one in kept if _is_about(line, one)]
 
     def decision(self, kept: KeptModel) -> HistoryLine | None:
         """What the gate decided about a kept model."""
@@ -179,9 +184,9 @@ class StateFolder:
         return None if pin is None else pin[0]
 
     def _pin(self) -> tuple[int, str] | None:
-        """Number and digest; the digest is empty in a pin that an older agent wrote."""
-        number, _, model_digest = self.pin_text().strip().partition(" ")
-        return (int(number), model_digest) if number.isascii() and number.isdigit() else None
+        """Number and fingerprint, which is empty for what an older agent wrote."""
+        number, _, fingerprint = self.pin_text().strip().partition(" ")
+        return (int(number), fingerprint) if number.isascii() and number.isdigit() else None
 
     def pin_text(self) -> str:
         """Whatever stands in the pin's file; changes when the pin does."""
@@ -198,7 +203,7 @@ class StateFolder:
         else:
             kept = self._find(number)
             self._models.load(kept)
-            write_durably(self.path / "pin", f"{kept.number} {kept.digest}".encode())
+            write_durably(self.path / "pin", f"{kept.number} {kept.fingerprint}".encode())
 
     # What was measured, and how the agent is
 
@@ -231,4 +236,5 @@ class StateFolder:
 
 
 def _is_about(line: HistoryLine, kept: KeptModel) -> bool:
-    return line.model == kept.number and (line.digest == kept.digest if line.digest else kept.order < 0)
+    # A line of an older agent has neither digest nor fingerprint, and is about a folder that such an agent wrote.
+    return line.model == kept.number and line.fingerprint == kept.fingerprint and line.digest in ("", kept.digest)

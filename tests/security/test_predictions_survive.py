@@ -192,6 +192,7 @@ def keep(state: StateFolder, number: int, correct: int | None, *, served: bool =
             HistoryLine(
                 model=number,
                 digest=bundle.digest,
+                fingerprint=bundle.fingerprint,
                 with_offset=score,
                 without_offset=None,
                 served=served,
@@ -217,10 +218,8 @@ def restored_coordinator(state: StateFolder) -> None:
     other = replace(state.load_bundle(1), digest="f" * 64)
     state.save_bundle(other, keep=9)
     score = Evaluation(samples=100, correct=20, loss_sum=1.0)
-    line = HistoryLine(
-        model=1, digest=other.digest, with_offset=score, without_offset=None, served=False, reason="worse"
-    )
-    state.add_history(line)
+    line = state.history()[-1].model_copy(update={"with_offset": score, "served": False, "reason": "worse"})
+    state.add_history(line.model_copy(update={"digest": other.digest, "fingerprint": other.fingerprint}))
 
 
 def torn_line(state: StateFolder) -> None:

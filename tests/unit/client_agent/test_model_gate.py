@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from client_agent.data import DataReport, SiteData
+from client_agent.errors import UnusableModel
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
@@ -191,7 +192,7 @@ def test_unpinned_while_a_model_is_measured_the_unmeasured_one_is_not_served(
         gate.serve_kept()
         seen.append(served(gate))
 
-    state.add_history(HistoryLine(model=1, digest="digest-1", with_offset=score(90), without_offset=None))
+    state.add_history(state.history()[-1].model_copy(update={"with_offset": score(90)}))
     line = gate.consider(newer, site_data(unpin))
     assert seen == [1, 1]
     assert not line.approved
@@ -217,7 +218,7 @@ def test_whatever_fails_while_a_model_is_measured_only_that_model_is_rejected(
 
 def test_a_model_that_was_not_measured_does_not_replace_one_that_was(gate: ModelGate, state: StateFolder) -> None:
     bring(gate, state, 0)
-    state.add_history(HistoryLine(model=0, digest="digest-0", with_offset=score(90), without_offset=None))
+    state.add_history(state.history()[-1].model_copy(update={"with_offset": score(90)}))
     line = bring(gate, state, 1)
     assert (line.approved, line.undecided) == (False, True)
     assert "not measured" in line.reason
@@ -249,6 +250,26 @@ def test_another_model_under_the_same_number_is_measured_before_it_is_served(
     bring(gate, state, 1)
     state.save_bundle(replace(bundle(1), digest="other"), keep=9)
     assert [kept.digest for kept in state.choices()] == ["digest-1"]
+
+
+def test_an_approved_model_with_other_tensors_of_this_site_is_measured_anew(
+    gate: ModelGate, state: StateFolder
+) -> None:
+    """As when a coordinator sends the served model once more, with an offset that spoils it."""
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    good = state.choices()[0]
+    spoilt = replace(bundle(1), personal={"initial_offset": torch.full((1, 16, 16), 1e38)})
+    state.save_bundle(spoilt, keep=1)
+    assert state.choices() == [good]  # also after a crash before the decision
+
+    def fail() -> None:
+        raise ValueError("odd answers")
+
+    assert not gate.consider(spoilt, site_data(fail)).approved
+    assert gate.reject(1, "digest-1", UnusableModel("not what it should be")).reason
+    assert state.choices() == [good]
+    assert served(gate) == 1
 
 
 def test_a_damaged_model_gives_way_to_the_one_approved_before(

@@ -1,6 +1,7 @@
 """What survives a restart, and a crash at any point."""
 
 import errno
+import json
 import os
 import stat
 from dataclasses import replace
@@ -154,10 +155,16 @@ def test_history_passes_over_a_line_that_was_cut_off(state: StateFolder) -> None
 
 
 def approve(state: StateFolder, number: int, *, approved: bool = True) -> None:
-    line = HistoryLine(
-        model=number, digest=f"digest-{number}", with_offset=None, without_offset=None, served=approved, reason="x"
+    state.add_history(
+        HistoryLine(
+            model=number,
+            digest=f"digest-{number}",
+            fingerprint=bundle(number).fingerprint,
+            with_offset=None,
+            without_offset=None,
+            served=approved,
+        )
     )
-    state.add_history(line)
 
 
 def test_a_line_that_was_cut_off_does_not_swallow_the_next_one(state: StateFolder) -> None:
@@ -234,14 +241,16 @@ def test_a_pin_holds_the_very_model_it_was_set_to(state: StateFolder) -> None:
 def test_what_an_older_agent_has_left_is_served(state: StateFolder) -> None:
     """Folders without an order, lines and pins without a digest."""
     state.save_bundle(bundle(5), keep=2)
-    (state.path / "models" / "5-0").rename(state.path / "models" / "5")
+    folder = (state.path / "models" / "5-0").rename(state.path / "models" / "5")
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({key: about[key] for key in ("number", "digest", "facts")}))
     assert state.choices() == []
     state.add_history(HistoryLine(model=5, with_offset=None, without_offset=None))
     assert [kept.number for kept in state.choices()] == [5]
     state.save_bundle(replace(bundle(5), digest="another"), keep=2)
     assert [kept.digest for kept in state.choices()] == ["digest-5"]
     (state.path / "pin").write_text("5")
-    assert [kept.digest for kept in state.choices()] == ["another", "digest-5"]
+    assert [kept.digest for kept in state.choices()] == ["digest-5"]
 
 
 def test_what_troubles_the_agent_is_kept_for_status(state: StateFolder) -> None:

@@ -180,7 +180,7 @@ def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json"
 
     folder = StateFolder(state)
     identity = folder.identity()
-    rows = [line.row() for line in folder.history()]
+    rows, report, choices = [line.row() for line in folder.history()], folder.condition(), folder.choices()
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,
@@ -188,7 +188,11 @@ def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json"
         "method": identity.plan.method.name,
         "data": identity.data,
         "kept_models": folder.bundle_numbers(),
+        "serving": choices[0].number if choices else None,
         "pinned": folder.pinned(),
+        "ended": report.ended,
+        "outcome": report.outcome,
+        "troubles": [trouble.model_dump() for trouble in report.troubles],
         "upload_pending": folder.pending() is not None,
         "history": rows,
     }
@@ -198,6 +202,10 @@ def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json"
     out.print(f"{identity.name} in federation {identity.federation} at {identity.connection.server}", highlight=False)
     if about["pinned"] is not None:
         out.print(f"/predict is pinned to model {about['pinned']}.")
+    if report.ended is not None:
+        out.print(f"ended: {report.ended}. {report.outcome}", style="red", markup=False, highlight=False)
+    for trouble in report.troubles:
+        out.print(f"{trouble.kind}: {trouble.message}", style="yellow", markup=False, highlight=False)
     table = Table(
         "model", "global + own offset", "global, no offset", "this site alone", "served", title="Accuracy here"
     )
@@ -215,19 +223,15 @@ def predict(
     top_k: Annotated[int, typer.Option(min=1, help="Classes to list for each image.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Classify images with the kept model and this site's offset; needs no running agent."""
+    """Classify images with the model that /predict would serve; needs no running agent."""
     from client_agent import serving
     from client_agent.images import TRAINING_FORMATS, decode, to_tensor
     from client_agent.state import StateFolder
     from shared.runtime import Runtime
 
     folder = StateFolder(state)
-    identity, numbers = folder.identity(), folder.bundle_numbers()
-    if not numbers:
-        raise DistransError("There is no model yet.", next_step="Run distrans-agent run until a round is done.")
-    pinned = folder.pinned()
-    bundle = folder.load_bundle(numbers[-1] if pinned is None else pinned)
-    model = serving.build(identity.plan, identity.name, bundle, Runtime())
+    identity = folder.identity()
+    _, model = serving.load_served(folder, identity, Runtime())
     table = Table("image", "class", "probability", "then", title=f"Model {model.number} with this site's offset")
     answers = []
     for path in images:
@@ -272,21 +276,23 @@ def unpin(state: State = _STATE) -> None:
 def export(
     target: Annotated[Path, typer.Argument(help="A file ending in .safetensors or .pt2 (torch.export).")],
     state: State = _STATE,
-    number: Annotated[int | None, typer.Option("--round", help="Another model than the newest.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--round", help="Another model than the one that /predict serves.")
+    ] = None,
 ) -> None:
     """Write model and offset as one file."""
     from client_agent.export import export_program, export_safetensors
+    from client_agent.serving import load_served
     from client_agent.state import StateFolder
+    from shared.runtime import Runtime
 
-    folder = StateFolder(state)
-    numbers = folder.bundle_numbers()
-    if not numbers:
-        raise DistransError("There is no model yet.", next_step="Run distrans-agent run until a round is done.")
-    bundle = folder.load_bundle(numbers[-1] if number is None else number)
     writers = {".safetensors": export_safetensors, ".pt2": export_program}
     if target.suffix not in writers:
         raise DistransError(f"{target} must end in .safetensors or .pt2.")
-    writers[target.suffix](folder.identity(), bundle, target)
+    folder = StateFolder(state)
+    identity = folder.identity()
+    bundle = load_served(folder, identity, Runtime())[0] if number is None else folder.load_bundle(number)
+    writers[target.suffix](identity, bundle, target)
     out.print(f"Wrote model {bundle.number} with this site's offset to {target}.")
 
 

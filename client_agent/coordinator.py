@@ -1,22 +1,23 @@
 """The coordinator as the agent sees it: calls that go on through network errors, restarts and slow links."""
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from client_agent.errors import AgentEnded, ForeignAnswer, Refused, Stopped
-from client_agent.network import LONG_POLL_S, explain
+from client_agent.backoff import Backoff
+from client_agent.downloads import Expected, PartialFile
+from client_agent.errors import AgentEnded, Ending, ForeignAnswer, Refused, Stopped, UnusableModel
+from client_agent.network import LONG_POLL_S, explain, on_own_origin, read_all, request
 from shared.evaluation import Evaluation
-from shared.problems import DistransError
+from shared.problems import DistransError, WireError
 from shared.schemas import ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, Problem, TaskAnswer, UpdateReceipt
-from shared.wire import digest, digest_header
+from shared.wire import digest_header
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -24,7 +25,15 @@ logger = logging.getLogger(__name__)
 RESUMABLE_BYTES = 8 * 1024 * 1024  # larger uploads go in the resumable form
 _PIECE_BYTES = 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_ENDING_CODES = {"client-revoked", "client-left", "invalid-token"}
+_DOWNLOAD_TRIES = 4  # of a body that is not what it should be
+_SCORE_TRIES = 5  # the federation goes on without a score
+_ASK = "Ask its operator if that was not intended."
+_ROTATED = "Ask its operator; if the token was rotated, put the new one into identity.json and restart the agent."
+_ENDINGS = {
+    "client-revoked": (Ending.REVOKED, _ASK),
+    "client-left": (Ending.LEFT, None),
+    "invalid-token": (Ending.INVALID_TOKEN, _ROTATED),
+}
 
 
 def refusal(response: httpx.Response) -> Refused | ForeignAnswer:
@@ -52,12 +61,12 @@ def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
 
 def preview(http: httpx.Client) -> FederationPlanAnswer:
     """The plan behind an invite, whose token the client carries."""
-    return once(FederationPlanAnswer, lambda: http.get("/v1/join"))
+    return once(FederationPlanAnswer, lambda: request(http, "GET", "/v1/join"))
 
 
-def join(http: httpx.Client, request: JoinRequest) -> JoinAnswer:
+def join(http: httpx.Client, body: JoinRequest) -> JoinAnswer:
     """Enrol."""
-    return once(JoinAnswer, lambda: http.post("/v1/join", json=request.model_dump()))
+    return once(JoinAnswer, lambda: request(http, "POST", "/v1/join", json=body.model_dump()))
 
 
 class Coordinator:
@@ -66,121 +75,128 @@ class Coordinator:
     def __init__(self, http: httpx.Client, stopping: threading.Event) -> None:
         self._http, self._stopping = http, stopping
         self.reachable: bool | None = None
+        self.problem = ""  # why the last call was not answered
         self.bytes_sent = self.bytes_received = 0
 
     def _repeat(
-        self, what: str, call: Callable[[], httpx.Response], read: Callable[[httpx.Response], Result]
+        self,
+        what: str,
+        call: Callable[[], httpx.Response],
+        read: Callable[[httpx.Response], Result],
+        tries: int | None = None,
     ) -> Result:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(self._stopping, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             if self._stopping.is_set():
                 raise Stopped
-            wait_s: float | None = None
+            retry_after = ""
             try:
                 response = call()
                 if response.is_success:
                     result = read(response)
-                    self.reachable = True
+                    self.reachable, self.problem = True, ""
                     return result
                 if response.status_code < 500 and response.status_code not in (408, 429):
                     raise refusal(response)
                 problem = f"the coordinator answered {response.status_code}"
-                after = response.headers.get("retry-after", "")
-                wait_s = min(max(float(after), 1.0), 3600.0) if after.isdigit() else None
+                retry_after = response.headers.get("retry-after", "")
             except httpx.HTTPError as error:
                 problem = str(explain(error))
             except ForeignAnswer as error:  # of something on the way; the coordinator may be back behind it
                 problem = str(error)
             except Refused as error:
-                if error.code in _ENDING_CODES:
-                    raise AgentEnded(f"The coordinator has ended this agent's access: {error.message}") from error
+                if error.code in _ENDINGS:
+                    ending, next_step = _ENDINGS[error.code]
+                    message = f"The coordinator has ended this agent's access: {error.message}"
+                    raise AgentEnded(ending, message, next_step) from error
                 raise
             if self._stopping.is_set():  # and the connection was closed for that
                 raise Stopped
-            self.reachable = False
-            chosen_s = wait_s if wait_s is not None else pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
-            logger.warning("%s: %s; trying again in %.0f s", what, problem.rstrip("."), chosen_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            if self._stopping.wait(chosen_s):
-                raise Stopped
+            self.reachable, self.problem = False, problem
+            if tries is not None and (tries := tries - 1) <= 0:
+                raise DistransError(f"{what}: {problem}")
+            pause_s = backoff.choose_s(retry_after)
+            logger.warning("%s: %s; trying again in %.0f s", what, problem.rstrip("."), pause_s)
+            backoff.wait(pause_s)
+
+    def _call(self, method: str, url: str, **options: Any) -> Callable[[], httpx.Response]:
+        return lambda: request(self._http, method, url, **options)
 
     def me(self) -> ClientView:
         """The coordinator's record of this client."""
-        return self._repeat("asking for my record", lambda: self._http.get("/v1/me"), partial(_parse, ClientView))
+        return self._repeat("asking for my record", self._call("GET", "/v1/me"), partial(_parse, ClientView))
 
     def update_counts(self, counts: dict[str, int], held_out_images: int) -> None:
-        """Tell that the data have changed."""
+        """Report that the data have changed."""
         change = {"class_counts": counts, "held_out_images": held_out_images}
-        self._repeat("sending class counts", lambda: self._http.patch("/v1/me", json=change), _whatever)
+        self._repeat("sending class counts", self._call("PATCH", "/v1/me", json=change), _any_success)
 
     def task(self, after: str) -> TaskAnswer:
         """What to do now; waits for news after the ticket."""
         params: dict[str, str | float] = {"wait": LONG_POLL_S, "after": after}
         return self._repeat(
-            "asking for work", lambda: self._http.get("/v1/task", params=params), partial(_parse, TaskAnswer)
+            "asking for work", self._call("GET", "/v1/task", params=params), partial(_parse, TaskAnswer)
         )
 
-    def download(self, url: str, target: Path, sha256: str | None = None) -> bytes:
-        """A body; what a broken transfer left is kept in `target` and gone on from."""
-        etag_file = target.with_name(target.name + ".etag")
-        while True:
-            self._repeat("downloading", lambda: self._fetch(url, target, etag_file), _whatever)
-            data, etag = target.read_bytes(), etag_file.read_text().strip('"')
-            target.unlink()
-            etag_file.unlink()
-            if digest(data) == (sha256 or etag):
-                return data
-            logger.warning("a download of %s did not match its digest; fetching it again", url)
-            if self._stopping.wait(_FIRST_PAUSE_S):
-                raise Stopped
+    def download(self, url: str, target: Path, expected: Expected) -> bytes:
+        """A body that is what it should be; what a broken transfer left in `target` is resumed.
 
-    def _fetch(self, url: str, target: Path, etag_file: Path) -> httpx.Response:
-        have = target.stat().st_size if target.exists() and etag_file.exists() else 0
-        headers = {"Range": f"bytes={have}-", "If-Range": etag_file.read_text()} if have else {}
+        Raises UnusableModel when it is on another host, too large, or wrong again and again.
+        """
+        address = on_own_origin(self._http, url)
+        expected.check_size()
+        part, backoff = PartialFile(target, expected), Backoff(self._stopping, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        for left in reversed(range(_DOWNLOAD_TRIES)):
+            try:
+                self._repeat("downloading", lambda: self._fetch(address, part), _any_success)
+                return part.take()
+            except WireError as error:
+                part.remove()
+                if not left:
+                    raise UnusableModel(
+                        f"{url} is not what it should be, after {_DOWNLOAD_TRIES} attempts: {error.message}"
+                    ) from error
+                pause_s = backoff.choose_s()
+                logger.warning("downloading %s: %s; trying again in %.0f s", url, error.message, pause_s)
+                backoff.wait(pause_s)
+        raise AssertionError("unreachable")
+
+    def _fetch(self, url: httpx.URL, part: PartialFile) -> httpx.Response:
+        headers = {"Accept-Encoding": "identity"} | part.resume_headers()
         with self._http.stream("GET", url, headers=headers) as response:
-            if not response.is_success:
-                response.read()
-                if response.status_code == 416:  # it is whole already
-                    response.status_code = 206
-                return response
-            if response.status_code == 200:
-                if "etag" not in response.headers:
-                    raise ForeignAnswer(response.status_code)
-                target.unlink(missing_ok=True)
-                etag_file.write_text(response.headers["etag"])
-            with target.open("ab") as handle:
-                for piece in response.iter_bytes(_PIECE_BYTES):
-                    handle.write(piece)
+            if response.status_code == 416 and part.exists:  # it is whole already
+                return httpx.Response(206)
+            if response.status_code not in (200, 206):
+                return httpx.Response(response.status_code, headers=_retry_after(response), content=read_all(response))
+            with part.open(response) as write:
+                for piece in response.iter_raw(_PIECE_BYTES):
+                    write(piece)
                     self.bytes_received += len(piece)
                     if self._stopping.is_set():
                         raise Stopped
-            return response
+            return httpx.Response(response.status_code)
 
     def upload(self, round_id: int, body: bytes, sha256: str) -> UpdateReceipt:
         """Send an update; the same one again is answered in the same way. Raises Refused when the round is over."""
         url = f"/v1/rounds/{round_id}/update"
         if len(body) <= RESUMABLE_BYTES:
             headers = {"Content-Digest": digest_header(sha256)}
-            receipt = self._repeat("uploading", lambda: self._http.put(url, content=body, headers=headers), _receipt)
+            receipt = self._repeat("uploading", self._call("PUT", url, content=body, headers=headers), _receipt)
             self.bytes_sent += len(body)
             return receipt
         return self._repeat("uploading", lambda: self._send_rest(url, body, sha256), _receipt)
 
     def _send_rest(self, url: str, body: bytes, sha256: str) -> httpx.Response:
-        status = self._http.head(url)
+        status = request(self._http, "HEAD", url)
         if not status.is_success:
             return _explained(status)
-        if not status.headers.get("upload-offset", "").isdigit():
-            raise ForeignAnswer(status.status_code)
-        offset = int(status.headers["upload-offset"])
-        if status.headers.get("upload-complete") == "?1":
-            offset = len(body)
+        offset = _offset(status, len(body))
         headers = {
             "Upload-Offset": str(offset),
             "Upload-Length": str(len(body)),
             "Repr-Digest": digest_header(sha256),
         }
-        response = self._http.patch(url, content=self._pieces(body, offset), headers=headers)
+        response = request(self._http, "PATCH", url, content=self._pieces(body, offset), headers=headers)
         if response.status_code == 409 and response.headers.get("upload-offset") is not None:
             response.status_code = 503  # another offset is expected: ask again and go on from there
         return response
@@ -194,9 +210,19 @@ class Coordinator:
             yield piece
 
     def evaluation(self, model: int, result: Evaluation) -> None:
-        """Report what a global model scored here."""
-        url = f"/v1/models/{model}/evaluation"
-        self._repeat("reporting a score", lambda: self._http.put(url, json=result.model_dump()), _whatever)
+        """Report what a global model scored here; DistransError when it cannot be delivered."""
+        call = self._call("PUT", f"/v1/models/{model}/evaluation", json=result.model_dump())
+        self._repeat("reporting a score", call, _any_success, tries=_SCORE_TRIES)
+
+
+def _offset(status: httpx.Response, length: int) -> int:
+    """How much of an upload the coordinator has."""
+    if status.headers.get("upload-complete") == "?1":
+        return length
+    text = status.headers.get("upload-offset", "")
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= length):
+        raise ForeignAnswer(status.status_code)
+    return int(text)
 
 
 def _explained(status: httpx.Response) -> httpx.Response:
@@ -205,8 +231,11 @@ def _explained(status: httpx.Response) -> httpx.Response:
     code = codes.get(status.status_code, "unknown")
     detail = f"The coordinator answered {status.status_code}."
     problem = Problem(title=status.reason_phrase, status=status.status_code, code=code, detail=detail)
-    headers = {"retry-after": status.headers.get("retry-after", "")}
-    return httpx.Response(status.status_code, content=problem.model_dump_json(), headers=headers)
+    return httpx.Response(status.status_code, content=problem.model_dump_json(), headers=_retry_after(status))
+
+
+def _retry_after(response: httpx.Response) -> dict[str, str]:
+    return {"retry-after": response.headers.get("retry-after", "")}
 
 
 def _parse(kind: type[Model], response: httpx.Response) -> Model:
@@ -220,5 +249,5 @@ def _receipt(response: httpx.Response) -> UpdateReceipt:
     return _parse(UpdateReceipt, response)
 
 
-def _whatever(response: httpx.Response) -> None:
+def _any_success(response: httpx.Response) -> None:
     """A success is all that matters."""

@@ -1,5 +1,7 @@
 """A site's images, checked against the plan and ready to be trained on."""
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,9 @@ from client_agent.sources import Example, Item, open_source
 from shared.heterogeneity import count_classes
 from shared.plan import FederationPlan, ImagePlan
 
+logger = logging.getLogger(__name__)
 DEFAULT_CACHE_BYTES = 2 * 1024**3
+MAX_UNREADABLE_SHARE = 0.1  # of the training images; beyond that the disk is the problem, not an image
 _PREFETCHED_BATCHES = 3
 _SHOWN = 10
 
@@ -35,7 +39,10 @@ def load_item(item: Item, shape: ImagePlan) -> Tensor:
 
 
 class ImageSet:
-    """Images with their labels. The first ones stay decoded within the cache's budget, the rest is read by workers."""
+    """Images with their labels. The first ones stay decoded within the cache's budget, the rest is read by workers.
+
+    An image that cannot be read is left out; `unreadable` has the reasons, and the first few are logged once.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,7 @@ class ImageSet:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         workers: int = 2,
         pin: bool = False,
+        max_unreadable: int | None = None,
     ) -> None:
         positions = {name: position for position, name in enumerate(plan.classes)}
         self._items = [example.item for example in examples]
@@ -52,42 +60,75 @@ class ImageSet:
         self.labels = torch.tensor([positions[example.label] for example in examples], dtype=torch.int64)
         image_bytes = 4 * plan.image.channels * plan.image.height * plan.image.width
         self._cache: list[Tensor | None] = [None] * min(len(examples), cache_bytes // image_bytes)
+        self._max_unreadable = len(examples) if max_unreadable is None else max_unreadable
+        self._unreadable: dict[int, str] = {}
+        self._lock = threading.Lock()
 
     @property
     def samples(self) -> int:
         """Number of images."""
         return len(self._items)
 
+    @property
+    def unreadable(self) -> list[str]:
+        """The images that could not be read when they were last tried, with the reasons."""
+        with self._lock:
+            return [self._unreadable[index] for index in sorted(self._unreadable)]
+
     def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass in an order that follows from the seed; the next batches are decoded while one is in use."""
+        """One pass in an order that follows from the seed; the next batches are decoded while one is in use.
+
+        Unreadable images are missing from their batches. DataError when too many of them are.
+        """
         order = np.asarray(torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed)))
         parts = deque(order[start : start + size] for start in range(0, len(order), size))
         with ThreadPoolExecutor(self._workers, thread_name_prefix="images") as pool:
-            coming: deque[Future[tuple[Tensor, Tensor]]] = deque()
+            coming: deque[Future[tuple[Tensor, Tensor] | None]] = deque()
             try:
                 while parts or coming:
                     while parts and len(coming) < _PREFETCHED_BATCHES:
                         coming.append(pool.submit(self._batch, parts.popleft()))
-                    yield coming.popleft().result()
+                    batch = coming.popleft().result()
+                    if len(self._unreadable) > self._max_unreadable:
+                        raise DataError(
+                            f"{len(self._unreadable)} of {self.samples} images cannot be read, "
+                            f"such as {self.unreadable[0]}",
+                            next_step="Check the disk or the mount that holds them.",
+                        )
+                    if batch is not None:
+                        yield batch
             finally:
                 for future in coming:
                     future.cancel()
 
-    def _batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        images = torch.stack([self._image(int(index)) for index in indices])
-        return images.pin_memory() if self._pin else images, self.labels[torch.from_numpy(indices)]
+    def _batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor] | None:
+        found = [(int(index), image) for index in indices if (image := self._image(int(index))) is not None]
+        if not found:
+            return None
+        images = torch.stack([image for _, image in found])
+        return images.pin_memory() if self._pin else images, self.labels[[index for index, _ in found]]
 
-    def _image(self, index: int) -> Tensor:
+    def _image(self, index: int) -> Tensor | None:
         cached = self._cache[index] if index < len(self._cache) else None
-        if cached is None:
-            item = self._items[index]
-            try:
-                cached = load_item(item, self._shape)
-            except DataError as error:
-                raise DataError(f"{item if isinstance(item, Path) else f'Image {index}'}: {error}") from error
-            if index < len(self._cache):
-                self._cache[index] = cached
-        return cached
+        if cached is not None:
+            return cached
+        item = self._items[index]
+        try:
+            loaded = load_item(item, self._shape)
+        except Exception as error:  # whatever is wrong with one image is no fault of the others
+            reason = f"{item if isinstance(item, Path) else f'image {index}'}: {error}"
+            with self._lock:
+                is_news = index not in self._unreadable and len(self._unreadable) < _SHOWN
+                self._unreadable[index] = reason
+            if is_news:
+                logger.warning("left out an image that cannot be read: %s", reason)
+            return None
+        if self._unreadable:
+            with self._lock:
+                self._unreadable.pop(index, None)
+        if index < len(self._cache):
+            self._cache[index] = loaded
+        return loaded
 
 
 @dataclass(frozen=True)
@@ -97,6 +138,11 @@ class DataReport:
     class_counts: dict[str, int]
     test_counts: dict[str, int]
     bad: list[str] = field(default_factory=list)
+
+    @property
+    def held_classes(self) -> dict[str, int]:
+        """The class counts without the zeros: a plan may have many more classes than a site."""
+        return {name: count for name, count in self.class_counts.items() if count}
 
     @property
     def train_images(self) -> int:
@@ -116,6 +162,14 @@ class SiteData:
     train: ImageSet
     test: ImageSet
     report: DataReport
+
+    def describe_unreadable(self) -> str:
+        """How many images were left out when they were last read, and why; empty when there were none."""
+        parts = []
+        for name, images in (("training", self.train), ("held-out", self.test)):
+            if reasons := images.unreadable:
+                parts.append(f"{len(reasons)} of {images.samples} {name} images cannot be read, such as {reasons[0]}")
+        return " ".join(parts)
 
 
 def open_data(
@@ -148,13 +202,15 @@ def open_data(
         raise DataError(
             f"The data at {spec} do not fit the plan:\n{shown}{more}\n"
             f"The plan's classes: {', '.join(plan.classes[:50])}",
-            next_step="\nMend them, or go on without them: --skip-bad",
+            next_step="\nFix these, or pass --skip-bad to ignore them.",
         )
     if not parts[0]:
         raise DataError(f"There is no training image of a class of the plan at {spec}.")
     budgets = _share_budget(cache_bytes, len(parts[0]), len(parts[1]))
+    most = min(max(1, int(MAX_UNREADABLE_SHARE * len(parts[0]))), len(parts[0]) - 1)
     train, test = (
-        ImageSet(part, plan, cache_bytes=budget, pin=pin) for part, budget in zip(parts, budgets, strict=True)
+        ImageSet(part, plan, cache_bytes=budget, pin=pin, max_unreadable=limit)
+        for part, budget, limit in zip(parts, budgets, (most, None), strict=True)
     )
     counts, test_counts = (
         dict(zip(plan.classes, count_classes(part.labels, len(plan.classes)).tolist(), strict=True))

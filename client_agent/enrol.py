@@ -36,7 +36,7 @@ def join_federation(
         on_report(report)
         request = JoinRequest(
             name=name,
-            class_counts=report.class_counts,
+            class_counts=report.held_classes,
             held_out_images=report.test_images,
             agent_version=__version__,
             device=select_device().type,

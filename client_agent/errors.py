@@ -2,11 +2,14 @@
 
 DistransError
 ├── DataError        images, classes or files that cannot be used
-├── StateError       a state folder that is missing, foreign or in use
-├── Refused          the coordinator will not have this request, now or later
-├── ForeignAnswer    an answer that is not a coordinator's
-└── AgentEnded       this agent's part is over: revoked, or the federation was cancelled
+├── StateError       a state folder that is missing, foreign, damaged or in use
+├── Refused          the coordinator rejects this request, now or later
+├── ForeignAnswer    a response that is not a coordinator's
+├── UnusableModel    a model that cannot be fetched or is not what the plan says; the next one may be
+└── AgentEnded       this agent's part is over for good: revoked, left, invalid token, cancelled
 """
+
+from enum import StrEnum
 
 from shared.problems import DistransError
 
@@ -18,13 +21,13 @@ class DataError(DistransError):
 
 
 class StateError(DistransError):
-    """A state folder that is missing, foreign or in use."""
+    """A state folder that is missing, foreign, damaged or in use."""
 
     code = "state"
 
 
 class Refused(DistransError):
-    """The coordinator will not have this request, now or later; `code` is its own."""
+    """The coordinator rejects this request, now or later; `code` is its own."""
 
     def __init__(self, status: int, code: str, message: str, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
@@ -32,7 +35,7 @@ class Refused(DistransError):
 
 
 class ForeignAnswer(DistransError):
-    """An answer that is not a coordinator's, such as the page of a proxy on the way."""
+    """A response that is not a coordinator's, such as the page of a proxy on the way."""
 
     code = "foreign-answer"
 
@@ -43,10 +46,30 @@ class ForeignAnswer(DistransError):
         )
 
 
+class UnusableModel(DistransError):
+    """A model that cannot be fetched, or whose tensors are not those of the plan."""
+
+    code = "unusable-model"
+
+
+class Ending(StrEnum):
+    """Why an agent's part in the federation is over for good."""
+
+    REVOKED = "revoked"
+    LEFT = "left"
+    INVALID_TOKEN = "invalid-token"  # noqa: S105 - the name of a reason
+    CANCELLED = "cancelled"
+
+
 class AgentEnded(DistransError):
-    """This agent's part is over."""
+    """This agent's part is over for good: a restart would not change that."""
 
     code = "ended"
+    exit_code = 3  # deploy/systemd/distrans-agent.service does not restart after it
+
+    def __init__(self, ending: Ending, message: str, next_step: str | None = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.ending = ending
 
 
 class Stopped(Exception):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from client_agent.files import write_durably
+from client_agent.kept_models import Bundle
 from client_agent.settings import Identity
-from client_agent.state import Bundle
 from shared.methods import client_half
 from shared.methods.serving import ModulePredictor, detached_state
 from shared.problems import DistransError

@@ -1,18 +1,25 @@
 """Files that are whole or not there: written aside, flushed to the disk, then renamed."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def write_durably(file: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace a file in one step; after a crash at any point the old or the new content is there, never a mixture."""
     aside = file.with_name(file.name + ".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    aside.replace(file)
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as handle:
+            os.fchmod(descriptor, mode)  # whatever the umask
+            handle.write(data)
+            handle.flush()
+            os.fsync(descriptor)
+        aside.replace(file)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)  # half a file on a full disk helps nobody
+        raise
     sync_folder(file.parent)
 
 

@@ -1,7 +1,6 @@
 """From any image to the tensor that the plan asks for: the one path that training and `/predict` share."""
 
 import io
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,6 +17,9 @@ from shared.plan import ImagePlan
 TRAINING_FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 PREDICT_FORMATS = ("PNG", "JPEG")
 MAX_PIXELS = 64_000_000
+# `decode` checks the size itself. Pillow would warn of images that it refuses anyway, and a warning cannot be silenced
+# for one thread alone: warnings.catch_warnings changes the filters of the whole process.
+Image.MAX_IMAGE_PIXELS = None
 
 
 class TooManyPixels(DataError):
@@ -29,21 +31,19 @@ class TooManyPixels(DataError):
 def decode(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright image; its size is checked before a pixel is decoded. DataError says what is wrong with any other."""
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of large images; the limit below is stricter and is an error.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(
-                io.BytesIO(data) if isinstance(data, bytes) else data, formats=list(formats)
-            )
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
+            image: Image.Image = Image.open(source, formats=list(formats))
             if image.width * image.height > max_pixels:
                 raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are taken.")
             image.load()
             return ImageOps.exif_transpose(image)
+    except DataError:
+        raise
     except UnidentifiedImageError as error:
-        raise DataError(f"It is not an image in a format that is taken here ({', '.join(formats)}).") from error
-    except Image.DecompressionBombError as error:
-        raise TooManyPixels(f"It has too many pixels; at most {max_pixels} are taken.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:  # what Pillow's decoders raise
+        raise DataError(f"Unsupported image format; these are read: {', '.join(formats)}.") from error
+    except Exception as error:  # Pillow's decoders raise nearly anything for bytes that they did not expect
+        if isinstance(error, OSError) and error.errno is not None:  # the file, not what is in it
+            raise DataError(f"It cannot be read: {error.strerror}.") from error
         raise DataError(f"It cannot be decoded: {error}.") from error
 
 

@@ -1,17 +1,20 @@
-"""The way to the coordinator: TLS files, proxies from the environment, and what is wrong on the way, in words."""
+"""The way to the coordinator: TLS files, proxies from the environment, bounded responses, readable network errors."""
 
 import ssl
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from client_agent.errors import ForeignAnswer, UnusableModel
 from client_agent.settings import Connection
 from shared import __version__
 from shared.problems import DistransError
 
 LONG_POLL_S = 30.0
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # a plan with 100,000 classes fits
 _TIMEOUT = httpx.Timeout(30.0, read=LONG_POLL_S + 30.0)
 
 
@@ -28,6 +31,44 @@ def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
             f"The proxy that the environment names cannot be used: {str(error).rstrip('.')}.",
             next_step="Check HTTPS_PROXY, HTTP_PROXY and ALL_PROXY; http:// and https:// proxies work.",
         ) from error
+
+
+def request(http: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
+    """Send a request and read the whole response; one of more than MAX_ANSWER_BYTES raises ForeignAnswer."""
+    with http.stream(method, url, **options) as response:
+        content = read_all(response)
+    headers = [
+        (name, value)
+        for name, value in response.headers.multi_items()
+        if name not in ("content-encoding", "content-length", "transfer-encoding")  # of the bytes on the wire
+    ]
+    return httpx.Response(response.status_code, headers=headers, content=content, request=response.request)
+
+
+def read_all(response: httpx.Response) -> bytes:
+    """The body of a response that is not a model."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ForeignAnswer(response.status_code)
+    return bytes(body)
+
+
+def on_own_origin(http: httpx.Client, url: str) -> httpx.URL:
+    """A URL that the coordinator named, which must be on the coordinator: the token goes nowhere else."""
+    base = http.base_url
+    try:
+        target = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise UnusableModel(f"The coordinator names {url[:200]!r}, which is not a valid URL.") from error
+    is_path = url.startswith("/") and not target.scheme and not target.host
+    is_own = (target.scheme, target.host, target.port) == (base.scheme, base.host, base.port) and not target.userinfo
+    if not is_path and not is_own:
+        raise UnusableModel(
+            f"The coordinator names {url[:200]!r}, which is not on {base.scheme}://{base.netloc.decode()}."
+        )
+    return target
 
 
 def _trust(connection: Connection) -> ssl.SSLContext:

@@ -1,5 +1,6 @@
-"""`distrans-agent run`: the loop and the web service as one process."""
+"""`distrans-agent run`: the loop and the web service as one process, each with a life of its own."""
 
+import logging
 import os
 import signal
 import threading
@@ -9,10 +10,11 @@ from types import FrameType
 
 from rich.console import Console
 
-from client_agent.agent import Agent
+from client_agent.agent import Agent, Parts
 from client_agent.api import create_app
+from client_agent.condition import Condition, TroubleKind
 from client_agent.coordinator import Coordinator
-from client_agent.data import open_data
+from client_agent.data import SiteData, open_data
 from client_agent.errors import AgentEnded, Stopped
 from client_agent.model_gate import ModelGate
 from client_agent.network import open_http
@@ -21,48 +23,66 @@ from client_agent.settings import RunOptions
 from client_agent.state import StateFolder
 from client_agent.threads import limit_threads
 from client_agent.web_service import serving
-from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
+
+logger = logging.getLogger(__name__)
 
 
 def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
-    """Run until SIGTERM, Ctrl-C or the end; raises AgentEnded when the coordinator has ended this agent's part."""
+    """Run until SIGTERM or Ctrl-C; see run_until for what else ends it."""
     stopping = threading.Event()
     with _signals(stopping):
         run_until(stopping, state, options, console)
 
 
 def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions, console: Console) -> None:
-    """Run until asked to stop; in any thread."""
+    """Run until asked to stop; in any thread.
+
+    While it serves, nothing else ends it: neither the end of the federation or of this agent's part in it, nor data or
+    a coordinator that cannot be reached. Without a web service, or with `exit_when_finished`, it ends with the
+    federation, and raises AgentEnded when its part is over for good.
+    """
     identity = state.identity()
     device = select_device(options.device)
     runtime = Runtime(device, options.precision, options.channels_last, options.compile)
+    serve = options.serve
     with ExitStack() as stack:
         stack.enter_context(state.locked())
-        data = None
-        if options.train:
-            data = open_data(
+        predictions = None
+        if serve is not None:
+            predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
+            stack.callback(predictions.stop)
+        gate, condition = ModelGate(state, identity, runtime, options, predictions), Condition(state.save_condition)
+
+        def connect() -> Coordinator:
+            return Coordinator(stack.enter_context(open_http(identity.connection, identity.token)), stopping)
+
+        def open_site_data() -> SiteData:
+            return open_data(
                 identity.data,
                 identity.plan,
                 skip_bad=identity.skip_bad,
                 cache_bytes=options.cache_bytes,
                 pin=device.type == "cuda",
             )
-        coordinator = Coordinator(stack.enter_context(open_http(identity.connection, identity.token)), stopping)
-        serve, predictions = options.serve, None
-        if serve is not None:
-            predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
-            stack.callback(predictions.stop)
-        gate = ModelGate(state, identity, data, runtime, options, predictions)
-        agent = Agent(state, identity, coordinator, data, runtime, options, gate, console, stopping)
+
+        agent = Agent(
+            Parts(state, identity, options, runtime, gate, condition, console, stopping, connect, open_site_data)
+        )
         if serve is not None and predictions is not None:
+            gate.serve_kept()
             stack.enter_context(serving(create_app(identity.plan, predictions, serve, agent.info), serve))
-        _run_loop(agent, gate, options, stopping)
+        else:
+            agent.prepare()  # nobody is served meanwhile: better end at once than wait for what a person must fix
+        _run_loop(agent, gate, condition, options, stopping)
 
 
-def _run_loop(agent: Agent, gate: ModelGate, options: RunOptions, stopping: threading.Event) -> None:
+def _run_loop(
+    agent: Agent, gate: ModelGate, condition: Condition, options: RunOptions, stopping: threading.Event
+) -> None:
     """The loop in a thread, so that a signal need not wait for a long poll."""
-    failure: list[BaseException] = []
+    serves_on = options.serve is not None and not options.exit_when_finished
+    endings: list[BaseException] = []
 
     def loop() -> None:
         limit_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
@@ -70,25 +90,30 @@ def _run_loop(agent: Agent, gate: ModelGate, options: RunOptions, stopping: thre
             agent.run()
         except Stopped:
             pass
-        except BaseException as error:  # handed to the main thread
-            failure.append(error)
+        except AgentEnded as error:
+            condition.end(error)
+            endings.append(error)
+        except BaseException as error:  # such as a SystemExit in the site's own code
+            logger.critical("the loop has stopped", exc_info=error)
+            condition.record(TroubleKind.UNEXPECTED, f"The loop has stopped: {type(error).__name__}: {error}")
+            endings.append(error)
         finally:
-            stopping.set()
+            if not serves_on:
+                stopping.set()
 
     thread = threading.Thread(target=loop, name="agent", daemon=True)
     watcher = threading.Thread(target=gate.follow_pin, args=(stopping,), name="pin", daemon=True)
     thread.start()
-    watcher.start()
+    if options.serve is not None:
+        watcher.start()
     stopping.wait()
     # Training ends within a batch. Anything else may be cut off at any point: what counts is on the disk.
-    while thread.is_alive() and agent.doing.startswith("training"):
+    while thread.is_alive() and condition.activity.stops_soon:
         thread.join(timeout=0.1)
-    watcher.join()
-    if failure:
-        error = failure[0]
-        if isinstance(error, DistransError):
-            raise error
-        raise AgentEnded(f"The agent met an error that it did not expect: {type(error).__name__}: {error}") from error
+    if options.serve is not None:
+        watcher.join()
+    if endings and not serves_on:
+        raise endings[0]
 
 
 @contextmanager

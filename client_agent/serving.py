@@ -1,5 +1,6 @@
 """The model that answers: built aside, checked, then put in place by one assignment."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from client_agent.state import Bundle
+from client_agent.errors import StateError
+from client_agent.kept_models import Bundle
+from client_agent.settings import Identity
+from client_agent.state import StateFolder
 from client_agent.threads import limit_threads
 from shared.methods import client_half
 from shared.methods.base import Predictor
@@ -17,6 +21,8 @@ from shared.plan import FederationPlan
 from shared.problems import DistransError
 from shared.runtime import Runtime
 from shared.wire import digest, encode
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,29 @@ def build(plan: FederationPlan, name: str, bundle: Bundle, runtime: Runtime) -> 
     if not bool(model.own(torch.zeros(1, *plan.image.shape)).isfinite().all()):
         raise DistransError(f"Model {bundle.number} does not answer with finite numbers.")
     return model
+
+
+def load_served(state: StateFolder, identity: Identity, runtime: Runtime) -> tuple[Bundle, ServingModel]:
+    """The model that this site predicts with: the choice of `/predict`, `distrans-agent predict` and `export` alike.
+
+    A model that cannot be read or built is passed over for the next choice; StateError when none is left.
+    """
+    pinned = state.pinned()
+    choices = state.choices()
+    if pinned is not None and (not choices or choices[0].number != pinned):
+        logger.warning("the kept model %d cannot be served: /predict is pinned to it, but it is not kept", pinned)
+    for kept in choices:
+        try:
+            bundle = state.load(kept)
+            return bundle, build(identity.plan, identity.name, bundle, runtime)
+        except Exception as error:  # whatever is wrong with this one, another one may be good
+            logger.warning("the kept model %d cannot be served: %s", kept.number, error)
+    if state.kept_models():
+        raise StateError(
+            "None of the kept models has been approved by the gate.",
+            next_step="See distrans-agent status for the reasons; distrans-agent pin ROUND serves one all the same.",
+        )
+    raise StateError("There is no model yet.", next_step="Run distrans-agent run until a round is done.")
 
 
 class QueueFull(Exception):

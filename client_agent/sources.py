@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def _npz(path: Path, seed: int, classes: tuple[str, ...]) -> Split:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as .npz: {error}.") from error
     if {"x_train", "y_train", "x_test", "y_test"} <= found.keys():
         return Split(
@@ -209,7 +210,7 @@ def _custom(spec: str, seed: int) -> Split:
         return _stratify(_examples_of(result, []), seed)
     except DataError:
         raise
-    except Exception as error:  # the site's own code may raise anything
+    except (Exception, SystemExit) as error:  # the site's own code may raise anything
         raise DataError(f"{spec!r} failed: {type(error).__name__}: {error}.") from error
 
 

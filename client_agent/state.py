@@ -3,32 +3,31 @@
 identity.json            who it is (0600)
 private.safetensors      tensors that a method keeps at the site, such as the offset
 pending/                 an upload not yet acknowledged, with the private tensors that go with it
-models/N/                model, personal and private tensors as they belong together
+models/                  the last models, see kept_models.py
 baseline.safetensors     the model trained on this site's data alone (--local-baseline)
-history.jsonl            one line a model: what it scored here
-pin                      the model that /predict is pinned to, if any
+history.jsonl            what the gate decided about each model, see history.py
+pin                      number and fingerprint of the model that /predict is pinned to, if any
+condition.json           what troubles the agent and how its loop ended, for `status`
 lock                     held by the running agent
 """
 
+import errno
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
 
+from client_agent.condition import Report
 from client_agent.errors import StateError
 from client_agent.files import sync_folder, write_durably
+from client_agent.history import HistoryLine, append_line, read_lines
+from client_agent.kept_models import Bundle, KeptModel, KeptModels, load_tensors
 from client_agent.settings import Identity
-from shared.evaluation import Evaluation
-from shared.methods.base import RoundTask, Tensors
+from shared.methods.base import Tensors
 from shared.wire import encode
 
 
@@ -41,60 +40,12 @@ class PendingUpload(BaseModel):
     digest: str
 
 
-class HistoryLine(BaseModel):
-    """What one global model scored on this site's held-out images."""
-
-    model_config = ConfigDict(frozen=True)
-    model: int
-    with_offset: Evaluation | None
-    without_offset: Evaluation | None
-    local: Evaluation | None = None
-    served: bool = True
-    held_by_pin: bool = False
-    reason: str = ""
-
-    @property
-    def approved(self) -> bool:
-        """Nothing speaks against serving it but a pin."""
-        return self.served or self.held_by_pin
-
-    def row(self) -> dict[str, Any]:
-        """For people: accuracies, and whether it was served."""
-
-        def accuracy(result: Evaluation | None) -> float | None:
-            return None if result is None else result.accuracy
-
-        return {
-            "model": self.model,
-            "with_offset": accuracy(self.with_offset),
-            "without_offset": accuracy(self.without_offset),
-            "local": accuracy(self.local),
-            "served": self.served,
-            "reason": self.reason,
-        }
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A global model with the tensors of this site that belong to it."""
-
-    number: int
-    digest: str
-    shared: Tensors
-    personal: Tensors
-    private: Tensors
-    facts: dict[str, str]
-
-    def task(self, name: str) -> RoundTask:
-        """As a method's client half takes it."""
-        return RoundTask(name, self.number, self.shared, self.personal, self.facts)
-
-
 class StateFolder:
     """All that survives a restart."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._models = KeptModels(path / "models")
 
     def create(self, identity: Identity) -> None:
         """Start a new folder, for its owner's eyes only."""
@@ -121,7 +72,12 @@ class StateFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one agent runs on a folder; the lock goes with the process, however it ends."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            descriptor = os.open(self.path / "lock", os.O_RDONLY)  # a disk that has failed can still be served from
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +91,7 @@ class StateFolder:
 
     def private(self) -> Tensors:
         """The tensors that a method keeps at the agent; none before its first round."""
-        return self._tensors(self.path / "private.safetensors")
+        return load_tensors(self.path / "private.safetensors")
 
     def stage_upload(self, pending: PendingUpload, body: bytes, private: Tensors) -> None:
         """Keep an update until the coordinator has acknowledged it; its private tensors do not count before that."""
@@ -173,107 +129,112 @@ class StateFolder:
     # Models
 
     def save_bundle(self, bundle: Bundle, keep: int) -> None:
-        """Keep a model, and of the older ones the newest `keep` and the pinned one."""
-        models = self.path / "models"
-        models.mkdir(mode=0o700, exist_ok=True)
-        aside = models / f"{bundle.number}.new"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(mode=0o700)
-        write_durably(aside / "model.safetensors", encode(bundle.shared))
-        write_durably(aside / "personal.safetensors", encode(bundle.personal))
-        write_durably(aside / "private.safetensors", encode(bundle.private))
-        about = {"number": bundle.number, "digest": bundle.digest, "facts": bundle.facts}
-        write_durably(aside / "about.json", json.dumps(about).encode())
-        shutil.rmtree(models / str(bundle.number), ignore_errors=True)
-        aside.rename(models / str(bundle.number))
-        sync_folder(models)
-        pinned = self.pinned()
-        for number in self.bundle_numbers()[:-keep]:
-            if number != pinned:
-                shutil.rmtree(models / str(number), ignore_errors=True)
+        """Keep a model; of all of them the last `keep`, the pinned one, and the one to be served after a restart."""
+        self._models.save(bundle)
+        self._models.prune(keep, self.choices()[: 1 if self._pin() is None else 2])
+
+    def kept_models(self) -> list[KeptModel]:
+        """The models that are kept, in the order of their arrival."""
+        return self._models.all()
 
     def bundle_numbers(self) -> list[int]:
-        """The numbers of the models that are kept, oldest first."""
-        models = self.path / "models"
-        if not models.is_dir():
-            return []
-        return sorted(
-            int(folder.name)
-            for folder in models.iterdir()
-            if (folder / "about.json").exists() and folder.name.isdigit()
-        )
+        """The numbers of the models that are kept, in the order of their arrival."""
+        return list(dict.fromkeys(kept.number for kept in self._models.all()))
+
+    def load(self, kept: KeptModel) -> Bundle:
+        """A model that is kept."""
+        return self._models.load(kept)
 
     def load_bundle(self, number: int) -> Bundle:
-        """A model that is kept."""
-        folder = self.path / "models" / str(number)
-        try:
-            about = json.loads((folder / "about.json").read_bytes())
-            return Bundle(
-                number,
-                about["digest"],
-                self._tensors(folder / "model.safetensors"),
-                self._tensors(folder / "personal.safetensors"),
-                self._tensors(folder / "private.safetensors"),
-                about["facts"],
-            )
-        except (OSError, ValueError, KeyError) as error:
-            kept = ", ".join(map(str, self.bundle_numbers())) or "none"
-            raise StateError(f"Model {number} is not kept here.", next_step=f"Kept: {kept}.") from error
+        """The kept model of this number; of several the last that was approved, else the last that arrived."""
+        return self._models.load(self._find(number))
+
+    def _find(self, number: int) -> KeptModel:
+        for kept in [*self._approved(), *reversed(self._models.all())]:
+            if kept.number == number:
+                return kept
+        numbers = ", ".join(map(str, self.bundle_numbers())) or "none"
+        raise StateError(f"Model {number} is not kept here.", next_step=f"Kept: {numbers}.")
+
+    def choices(self) -> list[KeptModel]:
+        """The kept models that may be served, first choice first.
+
+        The pinned one, then those that the gate approved, the latest decision first. A model without a decision is
+        never among them.
+        """
+        approved, pin = self._approved(), self._pin()
+        if pin is None:
+            return approved
+        number, fingerprint = pin
+        named = [one for one in [*approved, *reversed(self._models.all())] if one.number == number]
+        pinned = [one for one in named if fingerprint in ("", one.fingerprint)][:1]
+        return list(dict.fromkeys(pinned + approved))
+
+    def _approved(self) -> list[KeptModel]:
+        kept = self._models.all()
+        return [one for line in reversed(self.history()) if line.approved for one in kept if _is_about(line, one)]
+
+    def decision(self, kept: KeptModel) -> HistoryLine | None:
+        """What the gate decided about a kept model."""
+        return next((line for line in reversed(self.history()) if _is_about(line, kept)), None)
 
     def pinned(self) -> int | None:
-        """The model that /predict is pinned to."""
+        """The number of the model that /predict is pinned to."""
+        pin = self._pin()
+        return None if pin is None else pin[0]
+
+    def _pin(self) -> tuple[int, str] | None:
+        """Number and fingerprint, which is empty for what an older agent wrote."""
+        number, _, fingerprint = self.pin_text().strip().partition(" ")
+        return (int(number), fingerprint) if number.isascii() and number.isdigit() else None
+
+    def pin_text(self) -> str:
+        """Whatever stands in the pin's file; changes when the pin does."""
         try:
-            return int((self.path / "pin").read_text())
-        except (FileNotFoundError, ValueError):
-            return None
+            return (self.path / "pin").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def pin(self, number: int | None) -> None:
         """Pin /predict to a model that is kept, or let it follow the newest again."""
         if number is None:
             (self.path / "pin").unlink(missing_ok=True)
+            sync_folder(self.path)
         else:
-            self.load_bundle(number)
-            write_durably(self.path / "pin", str(number).encode())
+            kept = self._find(number)
+            self._models.load(kept)
+            write_durably(self.path / "pin", f"{kept.number} {kept.fingerprint}".encode())
 
-    # What was measured
+    # What was measured, and how the agent is
 
     def add_history(self, line: HistoryLine) -> None:
-        """Add a line; a later one for the same model counts."""
-        with (self.path / "history.jsonl").open("a") as handle:
-            handle.write(line.model_dump_json() + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
+        """Add a decision; a later one about the same model replaces it."""
+        append_line(self.path / "history.jsonl", line)
 
     def history(self) -> list[HistoryLine]:
-        """One line a model, in order; a line that a crash cut off is passed over."""
-        lines: dict[int, HistoryLine] = {}
+        """The last decision about each model, oldest first."""
+        return read_lines(self.path / "history.jsonl")
+
+    def save_condition(self, report: Report) -> None:
+        """Keep what `status` shows about the running agent, or about its last run."""
+        write_durably(self.path / "condition.json", report.model_dump_json().encode())
+
+    def condition(self) -> Report:
+        """What the agent last said about itself."""
         try:
-            for text in (self.path / "history.jsonl").read_text().splitlines():
-                try:
-                    line = HistoryLine.model_validate_json(text)
-                except ValidationError:
-                    continue
-                lines[line.model] = line
-        except FileNotFoundError:
-            pass
-        return [lines[number] for number in sorted(lines)]
+            return Report.model_validate_json((self.path / "condition.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return Report()
 
     def baseline(self) -> Tensors:
         """The model trained on this site's data alone."""
-        return self._tensors(self.path / "baseline.safetensors")
+        return load_tensors(self.path / "baseline.safetensors")
 
     def save_baseline(self, tensors: Tensors) -> None:
         """Keep the site's own model."""
         write_durably(self.path / "baseline.safetensors", encode(tensors))
 
-    @staticmethod
-    def _tensors(file: Path) -> Tensors:
-        try:
-            return safetensors.torch.load(file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except SafetensorError as error:
-            raise StateError(
-                f"{file} is damaged: {error}.",
-                next_step="Restore it from a backup, or delete it; docs/methods.md says what is then lost.",
-            ) from error
+
+def _is_about(line: HistoryLine, kept: KeptModel) -> bool:
+    # A line of an older agent has neither digest nor fingerprint, and is about a folder that such an agent wrote.
+    return line.model == kept.number and line.fingerprint == kept.fingerprint and line.digest in ("", kept.digest)

@@ -12,11 +12,12 @@ _BATCH = 128
 
 
 def measure(predictor: Predictor, data: SiteData, plan: FederationPlan) -> Evaluation | None:
-    """Score on the held-out images; None without any."""
+    """Score on the held-out images that can be read; None without any."""
     if not data.test.samples:
         return None
     own = [place for place, name in enumerate(plan.classes) if data.report.class_counts[name]]
-    return evaluate(predictor, data.test.batches(_BATCH, seed=0), own)
+    score = evaluate(predictor, data.test.batches(_BATCH, seed=0), own)
+    return score if score.samples else None
 
 
 class LocalBaseline:

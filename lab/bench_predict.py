@@ -27,9 +27,9 @@ from rich.table import Table
 from client_agent import serving
 from client_agent.api import create_app
 from client_agent.images import PREDICT_FORMATS, decode, to_tensor
+from client_agent.kept_models import Bundle
 from client_agent.serving import PredictionQueue, ServingModel
 from client_agent.settings import ServeOptions
-from client_agent.state import Bundle
 from client_agent.threads import limit_threads
 from client_agent.web_service import serving as web_service
 from shared.methods import server_half

@@ -32,7 +32,7 @@ _FAULTS_OF_PROGRAMS = (errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTSOCK)
 
 
 def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
-    """Run a command line; an error that a person or the system can cause is one message on stderr and exit code 1.
+    """Run a command line; an error that a person or the system can cause is one message on stderr and its exit code.
 
     `next_steps` says, by code, what to do about errors that leave it to the program.
     """
@@ -40,11 +40,11 @@ def run(app: typer.Typer, next_steps: Mapping[str, str] | None = None) -> None:
         app()
     except DistransError as error:
         next_step = error.next_step or (next_steps or {}).get(error.code)
-        _end(error.message if next_step is None else f"{error.message} {next_step}")
+        _end(error.message if next_step is None else f"{error.message} {next_step}", error.exit_code)
     except OSError as error:
         if error.errno in _FAULTS_OF_PROGRAMS or not str(error):  # such as a timeout inside the program
             raise
-        _end(f"{_cause(error)}. {_NEXT_STEPS.get(error.errno or 0, 'Mend that, then run it again.')}")
+        _end(f"{_cause(error)}. {_NEXT_STEPS.get(error.errno or 0, 'Fix that, then run it again.')}")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -55,6 +55,6 @@ def _cause(error: OSError) -> str:
     return ": ".join(part for part in (files, error.strerror or str(error)) if part)
 
 
-def _end(words: str) -> NoReturn:
+def _end(words: str, exit_code: int = 1) -> NoReturn:
     Console(stderr=True, soft_wrap=True).print(f"error: {words}", style="red", markup=False, highlight=False)
-    sys.exit(1)
+    sys.exit(exit_code)

@@ -1,5 +1,6 @@
 """How well a client's predictor does on held-out images, with the split that exposes an "offset ⇒ label" shortcut."""
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from shared.problems import DistransError
 from shared.schemas import MAX_IMAGES, MAX_LOSS
 
 _Count = Annotated[int, Field(ge=0, le=MAX_IMAGES)]
+
+MAX_MEAN_LOSS = 1e4  # chance among 100,000 classes is 11.5: beyond this, more loss says nothing more
 
 
 class Evaluation(Frozen):
@@ -59,19 +62,28 @@ class Evaluation(Frozen):
 def evaluate(
     predictor: Predictor, batches: Iterable[tuple[Tensor, Tensor]], own_classes: Collection[int]
 ) -> Evaluation:
-    """Count over all batches of (images, labels); the predictor may live on any device."""
+    """Count over all batches of (images, labels); the predictor may live on any device.
+
+    Raises DistransError for a model without a finite loss. A batch's mean loss counts as at most MAX_MEAN_LOSS.
+    """
     total = Evaluation(samples=0, correct=0, loss_sum=0.0)
     own = torch.tensor(sorted(own_classes), dtype=torch.int64)
     for images, labels in batches:
         logits = predictor(images).cpu()
         if not bool(logits.isfinite().all()):
             raise DistransError("The model does not answer with finite numbers: training has diverged.")
+        loss = float(mean_loss(logits, labels))
+        if not math.isfinite(loss):  # logits of ±2.5e38 are finite; their difference is not
+            raise DistransError(
+                f"The model's loss is not finite, its largest logit is {float(logits.abs().max()):.1e}: "
+                "training has diverged, or a site has sent absurd weights."
+            )
         predicted, negative = logits.argmax(dim=1), ~torch.isin(labels, own)
         right = predicted == labels
         total += Evaluation(
             samples=len(labels),
             correct=int(right.sum()),
-            loss_sum=float(mean_loss(logits, labels)) * len(labels),
+            loss_sum=min(max(loss, 0.0), MAX_MEAN_LOSS) * len(labels),
             negatives=int(negative.sum()),
             negatives_correct=int((right & negative).sum()),
             negatives_as_own=int((torch.isin(predicted, own) & negative).sum()),

@@ -13,6 +13,7 @@ class DistransError(Exception):
     """Base of every error that is the fault of an input. `str(error)` is fit to be shown to a person."""
 
     code = "error"
+    exit_code = 1  # of a command that it ends
 
     def __init__(self, message: str, *, next_step: str | None = None) -> None:
         super().__init__(message if next_step is None else f"{message} {next_step}")

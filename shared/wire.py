@@ -130,10 +130,14 @@ def digest_header(hexadecimal: str) -> str:
 
 
 class Checker:
-    """Takes a body in pieces of any size; holds its header and a few bytes, never its data."""
+    """Takes a body in pieces of any size; holds its header and a few bytes, never its data.
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+    Where a body may take several forms, it must meet one of the specs.
+    """
+
+    def __init__(self, spec: Spec, *others: Spec) -> None:
+        self._spec, self._others = spec, others
+        self._max_header_bytes = max(one.max_header_bytes for one in (spec, *others))
         self._head = bytearray()
         self._header_end: int | None = None
         self._regions: list[tuple[int, str, torch.dtype]] = []  # end in the data, name, dtype
@@ -174,9 +178,9 @@ class Checker:
 
     def _header_length(self) -> int:
         length = int.from_bytes(self._head[:8], "little")
-        if not 2 <= length <= self._spec.max_header_bytes:
+        if not 2 <= length <= self._max_header_bytes:
             raise WireError(
-                f"The header claims {length} bytes; at most {self._spec.max_header_bytes} are allowed.",
+                f"The header claims {length} bytes; at most {self._max_header_bytes} are allowed.",
                 next_step="Send a safetensors body.",
             )
         return 8 + length
@@ -191,6 +195,7 @@ class Checker:
         if not isinstance(header, dict) or text[:1] != b"{":
             raise WireError("The header is not a JSON object.", next_step="Send a safetensors body.")
         self.metadata = _checked_metadata(header.pop("__metadata__", {}), self._spec.max_metadata_bytes)
+        self._spec = next((one for one in self._others if _fits(header, one)), self._spec)
         _refuse_names(header.keys(), self._spec.entries.keys())
         spans = []
         for name, found in header.items():
@@ -242,6 +247,14 @@ def _checked_metadata(found: Any, max_bytes: int) -> dict[str, str]:
     if size_bytes > max_bytes:
         raise WireError(f"The metadata has more than {max_bytes} bytes.")
     return found
+
+
+def _fits(header: dict[str, Any], spec: Spec) -> bool:
+    """Whether the names and shapes are those of the spec; everything else is checked afterwards."""
+    return header.keys() == spec.entries.keys() and all(
+        isinstance(header[name], dict) and header[name].get("shape") == list(entry.shape)
+        for name, entry in spec.entries.items()
+    )
 
 
 def _refuse_names(found: Any, expected: Any) -> None:

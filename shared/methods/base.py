@@ -101,6 +101,15 @@ class ServerHalf(ABC):
         """
         return found | Spec.of(self.initial_state().private)
 
+    def model_spec(self) -> Spec:
+        """The published model's tensors; agents check what they download against it."""
+        return Spec.of(self.initial_state().shared)
+
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        """The forms that the personal tensors sent to a client may take under these facts; at least one."""
+        del facts
+        return [Spec({})]
+
     def weight(self, client: ClientRecord) -> int:
         """The weight of a client's update in the mean: from the frozen roster, not from what the update says."""
         return min(max(client.images, 1), MAX_WEIGHT) if self.plan.averaging == "samples" else 1

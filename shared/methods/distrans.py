@@ -102,6 +102,16 @@ class DistransServer(ServerHalf):
         return personal
 
     @override
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        offset = Entry(self.plan.image.shape, torch.float32)
+        forms = [{"initial_offset": offset}]
+        if self.options.offset_backup:
+            forms.append({"initial_offset": offset, "offset_backup": offset})
+        if facts.get(_AGGREGATION) != "none":
+            forms.append({"offset": offset})
+        return [Spec(form) for form in forms]
+
+    @override
     def update_spec(self, facts: Facts) -> Spec:
         with torch.device("meta"):
             model = _build(self.plan, self.options)

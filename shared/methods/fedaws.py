@@ -145,9 +145,22 @@ class FedAwSServer(ServerHalf):
         """The rows of the client's own classes, or all of them, to be trained; all rows, to be predicted with."""
         own = torch.tensor(self._trained(client), dtype=torch.int64)
         tensors = {_CLASSES: own, _ROWS: state.private[_ROWS][own]}
-        if self.options.client_loss == "hinge" and self.options.evaluation_rows:
+        if self._shows_all_rows:
             tensors[_EVALUATION_ROWS] = state.private[_ROWS]
         return tensors
+
+    @override
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        """One form for each number of classes that the client may hold."""
+        with torch.device("meta"):
+            width = FeatureNet(self.plan).width
+        classes = len(self.plan.classes)
+        every = Entry((classes, width), torch.float32)
+        shown = {_EVALUATION_ROWS: every} if self._shows_all_rows else {}
+        return [
+            Spec({_CLASSES: Entry((own,), torch.int64), _ROWS: Entry((own, width), torch.float32), **shown})
+            for own in range(classes + 1)
+        ]
 
     @override
     def update_spec(self, facts: Facts) -> Spec:
@@ -175,6 +188,10 @@ class FedAwSServer(ServerHalf):
             rows[label] = row.result()[_ROWS]
         lr = self.plan.training.lr if self.options.spread_lr is None else self.options.spread_lr
         return ServerState(mean, {_ROWS: spread_out(rows, self.options.spread * lr, self.options)})
+
+    @property
+    def _shows_all_rows(self) -> bool:
+        return self.options.client_loss == "hinge" and self.options.evaluation_rows
 
     def _trained(self, client: ClientRecord) -> list[int]:
         every = self.options.client_loss == "cross-entropy"

@@ -55,7 +55,9 @@ class PFedHNServer(ServerHalf):
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         with torch.device("meta"):
-            parameters = dict(build_single(plan).named_parameters())
+            net = build_single(plan)
+        parameters = dict(net.named_parameters())
+        self._model_spec = Spec.of({name: value for name, value in net.state_dict().items() if name not in parameters})
         self._made = {name: value for name, value in parameters.items() if _is_made(plan, name)}
         shapes = {name: tuple(value.shape) for name, value in self._made.items()}
         self.hypernetwork = Hypernetwork(shapes, options_of(plan, HypernetworkOptions), plan.seed)
@@ -84,6 +86,14 @@ class PFedHNServer(ServerHalf):
         complete = self.hypernetwork.complete(state.private, _names(roster, client))
         with torch.no_grad():
             return prefixed(self.hypernetwork.emit(complete, client.id), _MODEL)
+
+    @override
+    def model_spec(self) -> Spec:
+        return self._model_spec  # without building the hypernetwork, which may take gigabytes
+
+    @override
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        return [Spec.of(self._made).prefixed(_MODEL)]
 
     @override
     def update_spec(self, facts: Facts) -> Spec:

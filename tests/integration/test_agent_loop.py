@@ -3,17 +3,14 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
-from support.coordinator import Site
 from support.proxy import CuttingProxy
 from support.service import make_overdue
+from support.sites import App, Peer
 
 from client_agent import __main__ as command_line
 from client_agent.data import open_data
@@ -21,9 +18,6 @@ from client_agent.errors import AgentEnded
 from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
 from server.store.session import Database
-from shared.methods import client_half
-from shared.methods.base import RoundTask, Tensors, Workplace
-from shared.plan import FederationPlan
 
 SERVE = ServeOptions(port=0)
 
@@ -43,54 +37,6 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_digits(tmp_path_factory.mktemp("data"), ("0", "1"), every=4)
-
-
-class App:
-    """An application at the site, which calls the agent's web service."""
-
-    def __init__(self, agent: AgentThread, data: Path) -> None:
-        self.http = httpx.Client(base_url=agent.wait_for_line(r"serving /predict on (\S+)"), trust_env=False)
-        self._image = next(data.rglob("*.png")).read_bytes()
-
-    def __enter__(self) -> "App":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.http.close()
-
-    def served_round(self) -> int:
-        answer = self.http.post("/predict", content=self._image, headers={"content-type": "image/png"})
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["model"]["round"])
-
-    def wait_until_served(self, number: int) -> None:
-        assert any(self.served_round() == number for _ in range(10_000))
-
-    def info(self) -> Any:
-        return self.http.get("/info").json()
-
-
-class Peer:
-    """Another site, with the same images: it trains as an agent does, and may send something else than it trained."""
-
-    def __init__(self, site: Site, plan: FederationPlan, data: Path) -> None:
-        self._site, self._half = site, client_half(plan)
-        self._data = open_data(str(data), plan)
-        self._private: Tensors = {}
-
-    def take_part(self, number: int, factor: float = 1.0) -> None:
-        """Train round `number`; the last layer is sent multiplied by a factor."""
-        task, after = None, ""
-        while task is None or task.round is None or task.round.number != number:
-            task = self._site.task(after=after)
-            after = task.ticket
-        assert task.model is not None
-        assert task.personal_url is not None
-        model, personal = self._site.tensors(task.model.url), self._site.tensors(task.personal_url)
-        round_task = RoundTask("peer", number, model, personal, task.round.facts)
-        trained, self._private = self._half.train(round_task, self._private, Workplace(self._data.train))
-        weights = {name: value * (factor if "logits" in name else 1) for name, value in trained.shared.items()}
-        assert self._site.put(task.round.id, replace(trained, shared=weights).encode()).status_code == 200
 
 
 def command(state: StateFolder, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

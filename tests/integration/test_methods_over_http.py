@@ -10,7 +10,8 @@ from support.coordinator import Site
 from support.tiny import METHOD_CASES, NORMED, Tensors, assert_equal, digits, method_plan, sites
 
 from client_agent import serving
-from client_agent.state import Bundle, PendingUpload, StateFolder
+from client_agent.kept_models import Bundle
+from client_agent.state import PendingUpload, StateFolder
 from lab.simulation import SimulatedClient, Simulation
 from shared.methods import METHODS, client_half
 from shared.methods.base import RoundTask, Workplace

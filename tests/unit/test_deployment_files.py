@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support.programs import needs
 
+from client_agent.errors import AgentEnded
 from shared import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +124,20 @@ def test_systemd_units(unit: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for setting in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):
         assert re.search(f"^{setting}$", text, re.MULTILINE)
+
+
+def test_the_site_guides_unit_is_an_excerpt_of_the_real_one() -> None:
+    guide = (ROOT / "docs" / "site-guide.md").read_text()
+    (block,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
+    unit = (ROOT / "deploy" / "systemd" / "distrans-agent.service").read_text().splitlines()
+    lines = [line for line in block.splitlines() if line]
+    assert lines == [line for line in unit if line in lines]
+
+
+def test_systemd_does_not_restart_an_agent_whose_part_is_over() -> None:
+    unit = (ROOT / "deploy" / "systemd" / "distrans-agent.service").read_text().splitlines()
+    assert f"RestartPreventExitStatus={AgentEnded.exit_code}" in unit
+    assert "--no-serve" not in next(line for line in unit if line.startswith("ExecStart="))
 
 
 def of_kind(kind: str) -> list[dict[str, Any]]:

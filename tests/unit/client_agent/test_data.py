@@ -176,3 +176,42 @@ def test_leaving_a_pass_early_is_fine(folder: Path) -> None:
     next(passing)
     passing.close()
     assert sum(len(labels) for _, labels in data.train.batches(2, 0)) == 16
+
+
+def test_an_unreadable_held_out_image_is_left_out_and_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(6):
+        draw(tmp_path / "train" / "cat" / f"{number}.png")
+        draw(tmp_path / "test" / "cat" / f"{number}.png")
+    data = open_data(str(tmp_path), plan(), cache_bytes=0)
+    broken, gone = tmp_path / "test" / "cat" / "2.png", tmp_path / "test" / "cat" / "4.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\nnothing more")
+    gone.unlink()
+    for _ in range(2):
+        assert sum(len(labels) for _, labels in data.test.batches(3, 0)) == 4
+    assert caplog.text.count("left out an image") == 2
+    assert "2 of 6 held-out images cannot be read, such as" in data.describe_unreadable()
+    draw(broken)
+    draw(gone)
+    assert sum(len(labels) for _, labels in data.test.batches(3, 0)) == 6
+    assert data.describe_unreadable() == ""
+
+
+def test_a_few_unreadable_training_images_are_left_out_and_many_are_an_error(folder: Path) -> None:
+    data = open_data(str(folder), plan(), cache_bytes=0)
+    files = sorted(item for item in data.train._items if isinstance(item, Path))
+    files[0].unlink()
+    assert sum(len(labels) for _, labels in data.train.batches(4, 0)) == 15
+    for file in files[1:4]:
+        file.unlink()
+    with pytest.raises(DataError, match="of 16 images cannot be read"):
+        list(data.train.batches(4, 0))
+
+
+def test_without_a_readable_training_image_a_pass_is_an_error(tmp_path: Path) -> None:
+    draw(tmp_path / "train" / "cat" / "0.png")
+    data = open_data(str(tmp_path), plan(), cache_bytes=0)
+    (tmp_path / "train" / "cat" / "0.png").unlink()
+    with pytest.raises(DataError, match="1 of 1 images cannot be read"):
+        list(data.train.batches(4, 0))

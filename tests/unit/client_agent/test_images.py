@@ -1,8 +1,11 @@
 """One path from any image to the plan's tensor."""
 
 import io
+import os
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +131,16 @@ def test_training_takes_pgm_and_tiff_and_predict_does_not(tmp_path: Path) -> Non
         assert to_tensor(decode(file, TRAINING_FORMATS), GREY).shape == (1, 4, 4)
         with pytest.raises(DataError, match="PNG, JPEG"):
             decode(file.read_bytes(), PREDICT_FORMATS)
+
+
+def test_decoding_leaves_the_warnings_of_other_threads_alone(tmp_path: Path) -> None:
+    """Filters belong to the whole process: they must not change while an image is read in a thread."""
+    slow = tmp_path / "slow.png"
+    os.mkfifo(slow)
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(decode, slow, PREDICT_FORMATS)
+        with slow.open("wb"):  # returns once the other side has opened it too
+            assert list(warnings.filters) == before
+        with pytest.raises(DataError):
+            reading.result()

@@ -1,14 +1,22 @@
 """When a new model takes the served one's place."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from client_agent.data import DataReport, SiteData
+from client_agent.errors import UnusableModel
+from client_agent.history import HistoryLine
+from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
 from client_agent.serving import PredictionQueue
 from client_agent.settings import Connection, Identity, RunOptions
-from client_agent.state import Bundle, HistoryLine, StateFolder
+from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
@@ -55,7 +63,7 @@ def predictions() -> Iterator[PredictionQueue]:
 
 
 def make_gate(state: StateFolder, predictions: PredictionQueue | None, margin: float | None = 0.1) -> ModelGate:
-    return ModelGate(state, state.identity(), None, Runtime(), RunOptions(max_accuracy_drop=margin), predictions)
+    return ModelGate(state, state.identity(), Runtime(), RunOptions(max_accuracy_drop=margin), predictions)
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ def bring(gate: ModelGate, state: StateFolder, number: int) -> HistoryLine:
     """A new model arrives."""
     one = bundle(number)
     state.save_bundle(one, keep=9)
-    return gate.consider(one)
+    return gate.consider(one, None)
 
 
 def served(gate: ModelGate) -> int | None:
@@ -126,7 +134,7 @@ def test_a_broken_model_leaves_the_served_one_in_place(
     bring(gate, state, 0)
     broken = bundle(1)
     broken.shared["logits.bias"][0] = float("nan")
-    line = gate.consider(broken)
+    line = gate.consider(broken, None)
     assert not line.approved
     assert "finite" in line.reason
     assert "model 1 is not served" in caplog.text
@@ -146,3 +154,134 @@ def test_a_kept_model_that_is_gone_is_said(
 def test_without_any_model_nothing_is_served(gate: ModelGate) -> None:
     gate.serve_kept()
     assert gate.served is None
+
+
+class Interrupting:
+    """Held-out images that something else happens beside, in the middle of a measurement."""
+
+    samples = 1
+    unreadable: tuple[str, ...] = ()
+
+    def __init__(self, event: Callable[[], None]) -> None:
+        self._event = event
+
+    def batches(self, *_: object, **__: object) -> Iterator[tuple[Tensor, Tensor]]:
+        self._event()
+        yield torch.zeros(1, 1, 16, 16), torch.zeros(1, dtype=torch.int64)
+
+
+def site_data(event: Callable[[], None]) -> SiteData:
+    images: Any = Interrupting(event)
+    return SiteData(images, images, DataReport({"cat": 1, "dog": 1}, {"cat": 1, "dog": 0}))
+
+
+def test_unpinned_while_a_model_is_measured_the_unmeasured_one_is_not_served(
+    gate: ModelGate, state: StateFolder
+) -> None:
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    state.pin(0)
+    gate.serve_kept()
+    newer = bundle(2)
+    newer.shared["logits.bias"][1] = 1e30  # answers wrongly
+    state.save_bundle(newer, keep=9)
+    seen = []
+
+    def unpin() -> None:
+        state.pin(None)
+        gate.serve_kept()
+        seen.append(served(gate))
+
+    state.add_history(state.history()[-1].model_copy(update={"with_offset": score(90)}))
+    line = gate.consider(newer, site_data(unpin))
+    assert seen == [1, 1]
+    assert not line.approved
+    assert served(gate) == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("logits"), ValueError("odd"), RuntimeError("out of memory"), MemoryError()])
+def test_whatever_fails_while_a_model_is_measured_only_that_model_is_rejected(
+    gate: ModelGate, state: StateFolder, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    bring(gate, state, 0)
+    one = bundle(1)
+    state.save_bundle(one, keep=9)
+    line = gate.consider(one, site_data(fail))
+    assert not line.approved
+    assert type(error).__name__ in line.reason
+    assert served(gate) == 0
+    assert state.history()[-1] == line
+
+
+def test_a_model_that_was_not_measured_does_not_replace_one_that_was(gate: ModelGate, state: StateFolder) -> None:
+    bring(gate, state, 0)
+    state.add_history(state.history()[-1].model_copy(update={"with_offset": score(90)}))
+    line = bring(gate, state, 1)
+    assert (line.approved, line.undecided) == (False, True)
+    assert "not measured" in line.reason
+    assert served(gate) == 0
+    assert make_gate(state, None, margin=None).consider(bundle(1), None).served  # --max-accuracy-drop 1
+
+
+def test_a_model_that_was_not_measured_is_better_than_none(gate: ModelGate, state: StateFolder) -> None:
+    state.add_history(HistoryLine(model=0, digest="gone", with_offset=score(90), without_offset=None))
+    assert bring(gate, state, 1).served
+    assert served(gate) == 1
+
+
+def test_the_same_weights_under_a_new_number_are_a_new_model(gate: ModelGate, state: StateFolder) -> None:
+    """As after `federation rollback`: the site's own tensors have changed since."""
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    again = replace(bundle(2), digest="digest-0")
+    state.save_bundle(again, keep=9)
+    assert [kept.number for kept in state.choices()] == [1, 0]
+    assert gate.consider(again, None).served
+    assert [kept.number for kept in state.choices()] == [2, 1, 0]
+
+
+def test_another_model_under_the_same_number_is_measured_before_it_is_served(
+    gate: ModelGate, state: StateFolder
+) -> None:
+    """As after a coordinator was restored from a backup."""
+    bring(gate, state, 1)
+    state.save_bundle(replace(bundle(1), digest="other"), keep=9)
+    assert [kept.digest for kept in state.choices()] == ["digest-1"]
+
+
+def test_an_approved_model_with_other_tensors_of_this_site_is_measured_anew(
+    gate: ModelGate, state: StateFolder
+) -> None:
+    """As when a coordinator sends the served model once more, with an offset that spoils it."""
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    good = state.choices()[0]
+    spoilt = replace(bundle(1), personal={"initial_offset": torch.full((1, 16, 16), 1e38)})
+    state.save_bundle(spoilt, keep=1)
+    assert state.choices() == [good]  # also after a crash before the decision
+
+    def fail() -> None:
+        raise ValueError("odd answers")
+
+    assert not gate.consider(spoilt, site_data(fail)).approved
+    assert gate.reject(1, "digest-1", UnusableModel("not what it should be")).reason
+    assert state.choices() == [good]
+    assert served(gate) == 1
+
+
+def test_a_damaged_model_gives_way_to_the_one_approved_before(
+    gate: ModelGate, state: StateFolder, predictions: PredictionQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    file = state.kept_models()[-1].folder / "model.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes(bytes(whole))
+    predictions.model = None
+    gate.serve_kept()
+    assert served(gate) == 0
+    assert "has changed since it was written" in caplog.text

@@ -1,16 +1,22 @@
 """What survives a restart, and a crash at any point."""
 
+import errno
+import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from client_agent import files
-from client_agent.errors import StateError
+from client_agent.condition import Condition, Report, TroubleKind
+from client_agent.errors import AgentEnded, Ending, StateError
+from client_agent.history import HistoryLine
+from client_agent.kept_models import Bundle
 from client_agent.settings import Connection, Identity
-from client_agent.state import Bundle, HistoryLine, PendingUpload, StateFolder
+from client_agent.state import PendingUpload, StateFolder
 from shared.evaluation import Evaluation
 from shared.plan import validate_plan
 from shared.problems import DistransError
@@ -146,6 +152,117 @@ def test_history_passes_over_a_line_that_was_cut_off(state: StateFolder) -> None
     with (state.path / "history.jsonl").open("a") as handle:
         handle.write('{"model": 2, "with_off')
     assert [line.model for line in state.history()] == [1]
+
+
+def approve(state: StateFolder, number: int, *, approved: bool = True) -> None:
+    state.add_history(
+        HistoryLine(
+            model=number,
+            digest=f"digest-{number}",
+            fingerprint=bundle(number).fingerprint,
+            with_offset=None,
+            without_offset=None,
+            served=approved,
+        )
+    )
+
+
+def test_a_line_that_was_cut_off_does_not_swallow_the_next_one(state: StateFolder) -> None:
+    with (state.path / "history.jsonl").open("wb") as handle:
+        handle.write('{"model": 2, "reason": "é'.encode()[:-1])
+    approve(state, 3)
+    approve(state, 4)
+    assert [line.model for line in state.history()] == [3, 4]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+def test_the_history_is_for_its_owner_alone_whatever_the_umask(state: StateFolder, umask: int) -> None:
+    file = state.path / "history.jsonl"
+    before = os.umask(umask)
+    try:
+        approve(state, 1)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.chmod(0o644)  # as older agents left it
+        approve(state, 2)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_the_others_whole(
+    state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    approve(state, 1)
+    real_write, calls = os.write, []
+
+    def full(descriptor: int, data: memoryview) -> int:
+        calls.append(len(data))
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(descriptor, data[:10])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("client_agent.history.os.write", full)
+        with pytest.raises(OSError, match="No space"):
+            approve(state, 2)
+    approve(state, 3)
+    assert [line.model for line in state.history()] == [1, 3]
+    assert (state.path / "history.jsonl").read_text().count("\n") == 2
+
+
+def test_the_served_model_is_never_pruned(state: StateFolder) -> None:
+    state.save_bundle(bundle(1), keep=2)
+    approve(state, 1)
+    for number in range(2, 9):
+        state.save_bundle(bundle(number), keep=2)
+        approve(state, number, approved=False)
+    assert state.bundle_numbers() == [1, 7, 8]
+    assert [kept.number for kept in state.choices()] == [1]
+
+
+def test_models_after_a_restored_backup_are_newer_although_their_numbers_are_smaller(state: StateFolder) -> None:
+    for number in (4, 5, 6):
+        state.save_bundle(bundle(number), keep=2)
+        approve(state, number)
+    state.save_bundle(replace(bundle(3), digest="another"), keep=2)
+    assert state.bundle_numbers() == [6, 3]
+    assert [kept.number for kept in state.choices()] == [6]
+
+
+def test_a_pin_holds_the_very_model_it_was_set_to(state: StateFolder) -> None:
+    state.save_bundle(bundle(1), keep=1)
+    state.pin(1)
+    state.save_bundle(replace(bundle(1), digest="another"), keep=1)
+    assert [kept.digest for kept in state.kept_models()] == ["digest-1", "another"]
+    assert [kept.digest for kept in state.choices()] == ["digest-1"]
+    assert state.pinned() == 1
+
+
+def test_what_an_older_agent_has_left_is_served(state: StateFolder) -> None:
+    """Folders without an order, lines and pins without a digest."""
+    state.save_bundle(bundle(5), keep=2)
+    folder = (state.path / "models" / "5-0").rename(state.path / "models" / "5")
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({key: about[key] for key in ("number", "digest", "facts")}))
+    assert state.choices() == []
+    state.add_history(HistoryLine(model=5, with_offset=None, without_offset=None))
+    assert [kept.number for kept in state.choices()] == [5]
+    state.save_bundle(replace(bundle(5), digest="another"), keep=2)
+    assert [kept.digest for kept in state.choices()] == ["digest-5"]
+    (state.path / "pin").write_text("5")
+    assert [kept.digest for kept in state.choices()] == ["digest-5"]
+
+
+def test_what_troubles_the_agent_is_kept_for_status(state: StateFolder) -> None:
+    assert state.condition() == Report()
+    condition = Condition(state.save_condition)
+    condition.record(TroubleKind.DATA, "no images")
+    condition.end(AgentEnded(Ending.REVOKED, "The operator has revoked it."))
+    kept = state.condition()
+    assert (kept.ended, kept.outcome) == (Ending.REVOKED, "The operator has revoked it.")
+    assert [trouble.message for trouble in kept.troubles] == ["no images"]
+    condition.clear(TroubleKind.DATA)
+    assert state.condition().troubles == []
 
 
 @pytest.mark.parametrize("server", ["http://coordinator.example", "http://10.0.0.7:8400"])

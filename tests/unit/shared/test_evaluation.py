@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import MAX_MEAN_LOSS, Evaluation, evaluate
+from shared.problems import DistransError
 from shared.tensor_data import TensorData
 
 NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
@@ -118,3 +119,19 @@ def test_the_evaluation_of_a_whole_is_the_sum_of_its_parts(pairs: list[tuple[int
     together = first + second
     assert together.loss_sum == pytest.approx(whole.loss_sum, rel=1e-5)
     assert together.model_copy(update={"loss_sum": 0.0}) == whole.model_copy(update={"loss_sum": 0.0})
+
+
+def test_finite_logits_with_an_infinite_loss_are_the_models_fault() -> None:
+    def absurd(images: Tensor) -> Tensor:
+        return torch.tensor([2.5e38, -2.5e38, 0.0, 0.0]).expand(len(images), -1)
+
+    with pytest.raises(DistransError, match="loss is not finite"):
+        evaluate(absurd, batches_of([(0, 0), (0, 1)]), {0, 1})
+
+
+def test_a_huge_loss_is_limited_and_still_counts() -> None:
+    def bad(images: Tensor) -> Tensor:
+        return torch.tensor([3.75e6, -3.75e6, 0.0, 0.0]).expand(len(images), -1)
+
+    found = evaluate(bad, batches_of([(0, 1), (0, 1)]), {0, 1})
+    assert (found.samples, found.correct, found.loss_sum) == (2, 0, 2 * MAX_MEAN_LOSS)

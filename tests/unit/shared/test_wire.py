@@ -595,3 +595,32 @@ class TestMemory:
         finally:
             tracemalloc.stop()
         assert peak < 8 * PAIR.max_header_bytes
+
+
+class TestSeveralForms:
+    """A body that may hold one set of tensors or another."""
+
+    ONE, TWO = PAIR, Spec({"w": Entry((3,), torch.float32), "x": Entry((1,), torch.int64)})
+
+    @pytest.mark.parametrize(
+        "tensors",
+        [{"w": torch.zeros(2)}, {"w": torch.zeros(3), "x": torch.ones(1, dtype=torch.int64)}],
+    )
+    def test_each_form_is_taken(self, tensors: dict[str, torch.Tensor]) -> None:
+        checker = Checker(self.ONE, self.TWO)
+        checker.feed(encode(tensors))
+        checker.finish()
+
+    @pytest.mark.parametrize(
+        "tensors",
+        [
+            {"w": torch.zeros(3)},
+            {"w": torch.zeros(2), "x": torch.zeros(1, dtype=torch.int64)},
+            {"w": torch.zeros(3), "x": torch.zeros(1)},
+            {"w": torch.zeros(3), "x": torch.full((1,), 2**60)},
+            {},
+        ],
+    )
+    def test_nothing_else_is(self, tensors: dict[str, torch.Tensor]) -> None:
+        with pytest.raises(WireError):
+            Checker(self.ONE, self.TWO).feed(encode(tensors))

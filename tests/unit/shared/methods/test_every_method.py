@@ -14,7 +14,7 @@ from shared.methods import METHODS, server_half
 from shared.methods.base import ClientRecord, ServerState, Workplace
 from shared.methods.serving import ModulePredictor
 from shared.runtime import Runtime
-from shared.wire import decode, digest, encode
+from shared.wire import Spec, decode, digest, encode
 
 every_method = pytest.mark.parametrize("method", METHOD_CASES.values(), ids=METHOD_CASES.keys())
 KEEPS_BUFFERS = ("distrans-separate", "distrans-private", "pfedme", "pfedhn-pc", "moon", "advprop", "advprop-private")
@@ -94,6 +94,21 @@ def _may_be_sent(method: dict[str, Any], name: str) -> bool:
     if method["name"] == "distrans" and method["offset_aggregation"] != "none":
         return name == "offset"
     return name.startswith(("previous.", "local_copy."))
+
+
+@pytest.mark.parametrize("backbone", ["lenet", NORMED])
+@every_method
+def test_what_the_coordinator_sends_meets_what_agents_expect(method: dict[str, Any], backbone: str) -> None:
+    simulation = begin(method, backbone)
+    for _ in range(3):
+        server = simulation.server
+        facts = server.facts(simulation.roster)
+        assert Spec.of(simulation.state.shared) == server.model_spec()
+        for client in simulation.clients:
+            sent = server.personal(simulation.state, client.record, simulation.roster, facts)
+            assert Spec.of(sent) in server.personal_specs(facts)
+        if simulation.round < 2:
+            simulation.run_round(evaluate=False)
 
 
 @every_method

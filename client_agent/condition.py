@@ -1,0 +1,150 @@
+"""What the agent is doing, what troubles it, and how its loop ended: state that programs act on and people read."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from client_agent.errors import AgentEnded, Ending
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(StrEnum):
+    """The steps of the loop."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    DOWNLOADING = "downloading"
+    MEASURING = "measuring"
+    TRAINING = "training"
+    TRAINING_BASELINE = "training-baseline"
+    UPLOADING = "uploading"
+    PAUSING = "pausing"
+    ENDED = "ended"
+
+
+_WORDS = {
+    Phase.STARTING: "starting",
+    Phase.WAITING: "waiting for work",
+    Phase.DOWNLOADING: "downloading model {}",
+    Phase.MEASURING: "measuring model {}",
+    Phase.TRAINING: "training round {}",
+    Phase.TRAINING_BASELINE: "training this site's own model, round {}",
+    Phase.UPLOADING: "uploading round {}",
+    Phase.PAUSING: "waiting to try again",
+    Phase.ENDED: "ended",
+}
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A step of the loop, with the number of the round or model it is about."""
+
+    phase: Phase
+    number: int | None = None
+
+    @property
+    def stops_soon(self) -> bool:
+        """Whether it looks at the request to stop and ends by itself, within a batch."""
+        return self.phase in (Phase.TRAINING, Phase.TRAINING_BASELINE)
+
+    def __str__(self) -> str:
+        return _WORDS[self.phase].format(self.number)
+
+
+class TroubleKind(StrEnum):
+    """What a trouble is about; there is at most one of each kind at a time."""
+
+    COORDINATOR = "coordinator"
+    DATA = "data"
+    IMAGES = "images"
+    MODEL = "model"
+    TRAINING = "training"
+    STORAGE = "storage"
+    UNEXPECTED = "unexpected"
+
+
+class Trouble(BaseModel):
+    """Something that keeps the agent from taking part as it should; predictions go on."""
+
+    model_config = ConfigDict(frozen=True)
+    kind: TroubleKind
+    message: str
+    since: float
+
+
+class Report(BaseModel):
+    """A condition as `status` and `/info` show it."""
+
+    model_config = ConfigDict(frozen=True)
+    ended: Ending | None = None
+    outcome: str = ""
+    troubles: list[Trouble] = []
+
+
+class Condition:
+    """The loop's state, written by the loop and read by the web service and at shutdown."""
+
+    def __init__(self, save: Callable[[Report], None] = lambda _report: None) -> None:
+        self._save, self._lock = save, threading.Lock()
+        self._troubles: dict[TroubleKind, Trouble] = {}
+        self._ended: Ending | None = None
+        self.activity = Activity(Phase.STARTING)
+        self.outcome = ""
+
+    @property
+    def report(self) -> Report:
+        """A snapshot."""
+        with self._lock:
+            return Report(ended=self._ended, outcome=self.outcome, troubles=list(self._troubles.values()))
+
+    def enter(self, phase: Phase, number: int | None = None) -> None:
+        """The loop has come to another step."""
+        self.activity = Activity(phase, number)
+
+    def record(self, kind: TroubleKind, message: str) -> None:
+        """Note a trouble, and log it unless it is the same as before."""
+        with self._lock:
+            known = self._troubles.get(kind)
+            if known is not None and known.message == message:
+                return
+            self._troubles[kind] = Trouble(kind=kind, message=message, since=time.time())
+        logger.error("%s: %s", kind, message)
+        self._keep()
+
+    def clear(self, kind: TroubleKind) -> None:
+        """The trouble is over."""
+        with self._lock:
+            known = self._troubles.pop(kind, None)
+        if known is not None:
+            logger.info("%s: recovered from: %s", kind, known.message)
+            self._keep()
+
+    def finish(self, outcome: str) -> None:
+        """The federation is over; the loop may go on."""
+        if outcome != self.outcome:
+            self.outcome = outcome
+            logger.info("%s", outcome)
+            self._keep()
+
+    def end(self, error: AgentEnded) -> None:
+        """The loop is over for good."""
+        self._ended, self.outcome = error.ending, str(error)
+        self.enter(Phase.ENDED)
+        logger.error("ended: %s: %s", error.ending, error)
+        self._keep()
+
+    def start(self) -> None:
+        """Forget what an earlier run has left in the folder."""
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            self._save(self.report)
+        except OSError as error:  # a full disk is a trouble of its own; this file is for people
+            logger.warning("the agent's condition could not be written: %s", error)

@@ -1,0 +1,99 @@
+"""What the gate decided about each model, one line of JSON per decision, in the order of the decisions."""
+
+import os
+import stat
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from client_agent.files import sync_folder
+from shared.evaluation import Evaluation
+
+
+class HistoryLine(BaseModel):
+    """What one global model scored on this site's held-out images, and whether it may be served."""
+
+    model_config = ConfigDict(frozen=True)
+    model: int
+    digest: str = ""  # of the model's bytes; older agents wrote lines without one
+    fingerprint: str = ""  # of the bundle that was measured, see kept_models.py; none if it could not be fetched
+    with_offset: Evaluation | None
+    without_offset: Evaluation | None
+    local: Evaluation | None = None
+    served: bool = True
+    held_by_pin: bool = False
+    undecided: bool = False  # it could not be measured; it is considered again when that is possible
+    reason: str = ""
+
+    @property
+    def approved(self) -> bool:
+        """It passed the gate; a pin may still hold it back."""
+        return self.served or self.held_by_pin
+
+    def row(self) -> dict[str, Any]:
+        """Accuracies and whether it was served, for people."""
+
+        def accuracy(result: Evaluation | None) -> float | None:
+            return None if result is None else result.accuracy
+
+        return {
+            "model": self.model,
+            "with_offset": accuracy(self.with_offset),
+            "without_offset": accuracy(self.without_offset),
+            "local": accuracy(self.local),
+            "served": self.served,
+            "reason": self.reason,
+        }
+
+    def replaces(self, earlier: "HistoryLine") -> bool:
+        """Whether this later line is about the same bundle; a line without a digest is about all of its number."""
+        is_same = self.digest == earlier.digest and earlier.fingerprint in ("", self.fingerprint)
+        return self.model == earlier.model and (not self.digest or is_same)
+
+
+def append_line(file: Path, line: HistoryLine) -> None:
+    """Add a line durably, for its owner's eyes only. A line that a crash cut off stays a line of its own."""
+    is_new = not file.exists()
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode) and stat.S_IMODE(about.st_mode) != 0o600:  # as older versions left it
+            os.fchmod(descriptor, 0o600)
+        is_torn = about.st_size > 0 and os.pread(descriptor, 1, about.st_size - 1) != b"\n"
+        rest = memoryview(b"\n" * is_torn + line.model_dump_json().encode() + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, about.st_size)
+            raise
+    finally:
+        os.close(descriptor)
+    if is_new:
+        sync_folder(file.parent)
+
+
+def read_lines(file: Path) -> list[HistoryLine]:
+    """The last line about each model, oldest first; lines that a crash cut off are skipped."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    lines: dict[int, HistoryLine] = {}  # by their place in the file
+    places: defaultdict[int, list[int]] = defaultdict(list)  # by the model's number
+    for place, part in enumerate(text.split("\n")):
+        try:
+            line = HistoryLine.model_validate_json(part)
+        except ValidationError:
+            continue
+        for earlier in [one for one in places[line.model] if line.replaces(lines[one])]:
+            places[line.model].remove(earlier)
+            del lines[earlier]
+        places[line.model].append(place)
+        lines[place] = line
+    return list(lines.values())

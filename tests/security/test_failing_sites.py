@@ -1,0 +1,131 @@
+"""An agent whose own images, files or code fail: it says so, tries again, and goes on serving."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agents import AgentThread, digits_plan, enrol, write_digits
+from support.api import SocketApi, new_database
+from support.sites import App, Peer
+
+from client_agent.agent import Agent
+from client_agent.data import open_data
+from client_agent.settings import ServeOptions
+from client_agent.state import StateFolder
+from shared.plan import FederationPlan
+
+SERVE = ServeOptions(port=0)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_agent.coordinator.LONG_POLL_S", 0.1)
+    monkeypatch.setattr("client_agent.agent._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("client_agent.agent._AFTER_FAILURE_S", 0.05)
+    monkeypatch.setattr("client_agent.agent._DATA_AGAIN_S", 0.01)
+    monkeypatch.setattr("client_agent.agent._MODEL_AGAIN_S", 0.01)
+
+
+@pytest.fixture(scope="module")
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketApi]:
+    with SocketApi(new_database("sqlite", request, tmp_path_factory.mktemp("coordinator"))) as api:
+        yield api
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_digits(tmp_path / "data", ("0", "1"), every=10)
+
+
+def join(api: SocketApi, name: str, data: Path, folder: Path, **options: Any) -> tuple[FederationPlan, StateFolder]:
+    plan = digits_plan(name, **options)
+    api.create(plan)
+    return plan, enrol(api, plan, "north", data, folder, api.url)
+
+
+def held_out(plan: FederationPlan, data: Path) -> list[Path]:
+    return [item for item in open_data(str(data), plan).test._items if isinstance(item, Path)]
+
+
+def test_one_unreadable_held_out_image_does_not_get_models_rejected(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    plan, state = join(api, "one-bad-image", data, tmp_path, rounds=1, clients=1)
+    bad, *good = held_out(plan, data)
+    bad.write_bytes(b"not an image any more")
+    with AgentThread(state, serve=SERVE) as agent, App(agent, good[0].parent) as app:
+        agent.wait_for_line("The federation has finished")
+        assert app.served_round() == 1
+        info = app.info()
+        assert [row["served"] for row in info["history"]] == [True, True]
+        assert state.history()[-1].with_offset is not None
+        assert state.history()[-1].with_offset.samples == len(good)
+        assert [trouble["kind"] for trouble in info["agent"]["troubles"]] == ["images"]
+        assert str(bad) in info["agent"]["trouble"]
+        assert sum("left out an image" in line for line in agent.lines) == 1
+
+
+def test_without_any_readable_held_out_image_the_measured_model_stays_until_they_are_back(
+    api: SocketApi, data: Path, tmp_path: Path
+) -> None:
+    plan, state = join(api, "no-image", data, tmp_path, rounds=1, clients=2)
+    elsewhere = write_digits(tmp_path / "elsewhere", ("0", "1"), every=10)
+    with AgentThread(state, serve=SERVE, cache_bytes=0) as agent, App(agent, elsewhere) as app:
+        agent.wait_for_line("model 0 is here, ")
+        bodies = {file: file.read_bytes() for file in held_out(plan, data)}
+        for file in bodies:
+            file.unlink()
+        counts = open_data(str(elsewhere), plan).report.class_counts
+        Peer(api.join(plan, "peer", counts), plan, elsewhere).take_part(1)
+        agent.wait_for_line("model 1 is not served: it was not measured, because none of the .* can be read")
+        assert app.served_round() == 0
+        for file, body in bodies.items():
+            file.write_bytes(body)
+        agent.wait_for_line("model 1 is here, ")
+        assert app.served_round() == 1
+        agent.wait_for_line("images: recovered from")
+
+
+def test_data_that_are_missing_at_the_start_are_looked_for_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    _, state = join(api, "unmounted", data, tmp_path, rounds=1, clients=1)
+    unmounted = data.rename(tmp_path / "unmounted")
+    with AgentThread(state, serve=SERVE) as agent, App(agent, unmounted) as app:
+        agent.wait_for_line("data: There are no data at")
+        agent.wait_for_line("model 0 is here")
+        assert app.served_round() == 0  # not measured, but there was none
+        unmounted.rename(data)
+        agent.wait_for_line("data: recovered from")
+        agent.wait_for_line("The federation has finished")
+        app.wait_until_served(1)
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_loop(
+    api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, state = join(api, "unexpected", data, tmp_path, rounds=1, clients=1)
+    real, failures = Agent._settle_pending, [ZeroDivisionError("oops"), KeyError("oops")]
+
+    def fail_at_first(agent: Agent) -> None:
+        if failures:
+            raise failures.pop()
+        real(agent)
+
+    monkeypatch.setattr(Agent, "_settle_pending", fail_at_first)
+    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+        agent.wait_for_line("unexpected: KeyError")
+        agent.wait_for_line("unexpected: ZeroDivisionError: oops")
+        agent.wait_for_line("The federation has finished")
+        app.wait_until_served(1)
+        assert app.info()["agent"]["trouble"] == ""
+
+
+def test_damaged_private_tensors_stop_training_and_nothing_else(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    _, state = join(api, "damaged", data, tmp_path, rounds=2, clients=2)
+    with AgentThread(state, serve=SERVE) as agent:
+        agent.wait_for_line("model 0 is here")
+    (state.path / "private.safetensors").write_bytes(b"cut off")
+    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+        assert app.served_round() == 0
+        other = enrol(api, state.identity().plan, "south", data, tmp_path, api.url)
+        with AgentThread(other):
+            agent.wait_for_line(r"storage: .*private\.safetensors is damaged")
+        assert app.served_round() == 0

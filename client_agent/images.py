@@ -18,6 +18,7 @@ from shared.plan import ImagePlan
 TRAINING_FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 PREDICT_FORMATS = ("PNG", "JPEG")
 MAX_PIXELS = 64_000_000
+_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, MemoryError)  # what Pillow's decoders raise
 
 
 class TooManyPixels(DataError):
@@ -28,6 +29,11 @@ class TooManyPixels(DataError):
 
 def decode(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright image; its size is checked before a pixel is decoded. DataError says what is wrong with any other."""
+    return load(open_image(data, formats, max_pixels))
+
+
+def open_image(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """An image of which only the header was read, and that is not too large to `load`."""
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images; the limit below is stricter and is an error.
@@ -35,15 +41,23 @@ def decode(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_P
             image: Image.Image = Image.open(
                 io.BytesIO(data) if isinstance(data, bytes) else data, formats=list(formats)
             )
-            if image.width * image.height > max_pixels:
-                raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are taken.")
-            image.load()
-            return ImageOps.exif_transpose(image)
     except UnidentifiedImageError as error:
-        raise DataError(f"It is not an image in a format that is taken here ({', '.join(formats)}).") from error
+        raise DataError(f"Unsupported image format; {', '.join(formats)} can be used.") from error
     except Image.DecompressionBombError as error:
-        raise TooManyPixels(f"It has too many pixels; at most {max_pixels} are taken.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:  # what Pillow's decoders raise
+        raise TooManyPixels(f"It has too many pixels; at most {max_pixels} are allowed.") from error
+    except _DECODER_ERRORS as error:
+        raise DataError(f"It cannot be decoded: {error}.") from error
+    if image.width * image.height > max_pixels:
+        raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are allowed.")
+    return image
+
+
+def load(image: Image.Image) -> Image.Image:
+    """The pixels of an opened image, upright."""
+    try:
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except _DECODER_ERRORS as error:
         raise DataError(f"It cannot be decoded: {error}.") from error
 
 

@@ -168,7 +168,7 @@ def run_command(
     from shared.http.tls import Tls
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("httpx", "server.access"):  # a line per request: too many
+    for name in ("httpx", "client_agent.access"):  # a line per request: too many
         logging.getLogger(name).setLevel(logging.WARNING)
     web = ServeOptions(
         host=host,

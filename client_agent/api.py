@@ -25,8 +25,9 @@ from shared.http import docs_page
 from shared.http.headers import SecurityHeaders
 from shared.http.last_resort import LastResort
 from shared.http.request_id import RequestIds, current_request_id
-from shared.http.unread_bodies import CloseUnread
 from shared.plan import FederationPlan
+
+ACCESS_LOG = "client_agent.access"
 
 
 def create_app(
@@ -111,9 +112,8 @@ def _add_middleware(app: FastAPI, options: ServeOptions) -> None:
     """The last one added is the first to see a request."""
     app.add_middleware(OwnCallers, hosts=(options.host, *options.allowed_hosts))
     app.add_middleware(LastResort, program="agent")
-    app.add_middleware(CloseUnread)
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, log=ACCESS_LOG)
 
 
 def _no_model() -> ProblemError:

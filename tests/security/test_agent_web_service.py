@@ -116,7 +116,7 @@ class TestHosts:
             ["GET /info HTTP/1.1", "Host: 127.0.0.1", "Host: evil.example", "Connection: close"],
             ["GET /info HTTP/1.1", "Host: evil.example", "Host: 127.0.0.1", "Connection: close"],
         ):
-            assert last_answer(plain.raw(*lines))[0] == 421
+            assert last_answer(plain.raw(*lines))[0] in (400, 421)
 
     def test_names_that_the_operator_allows(self) -> None:
         with agent(allowed_hosts=("Agent.Hospital.example", "10.1.2.3")) as one:

@@ -12,12 +12,10 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from server.api import clients, errors, federations, operations, rounds
-from server.api.access import FailureThrottle
-from server.api.body_limit import BodyLimit
+from server.api.concurrency import Concurrency
 from server.api.news import News
-from server.api.plain_bodies import PlainBodies
 from server.api.proxies import Proxies
-from server.api.request_limits import RequestLimits
+from server.api.request_limits import Budget, FailureThrottle, RequestLimits
 from server.api.streaming import Stalled
 from server.service.context import Context
 from server.service.housekeeping import Heartbeats
@@ -68,13 +66,16 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
-    app.state.throttle = FailureThrottle()
+    app.state.throttle, app.state.requests = FailureThrottle(), Budget(settings.requests_per_s)
+    most = settings.uploads_per_client
+    app.state.uploads = Concurrency(most, "too-many-uploads", f"One client may have {most} uploads under way.")
     errors.install(app)
     app.add_exception_handler(Stalled, rounds.stalled)
     docs_page.install(app)
     app.include_router(operations.router)
-    for module in (clients, federations, rounds):
-        app.include_router(module.router, responses=errors.problem_responses(503))
+    app.include_router(operations.scraping)
+    for router in (clients.joining, clients.router, federations.router, rounds.router):
+        app.include_router(router, responses=errors.problem_responses(503))
     _add_middleware(app, settings)
     _describe_problems(app)
     return app
@@ -82,11 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """The last one added is the first to see a request."""
-    app.add_middleware(BodyLimit, max_bytes=settings.max_json_bytes, max_s=settings.json_body_s)
-    app.add_middleware(PlainBodies)
-    app.add_middleware(
-        RequestLimits, requests_per_s=settings.requests_per_s, uploads_per_client=settings.uploads_per_client
-    )
+    app.add_middleware(RequestLimits, requests_per_s=settings.requests_per_s)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

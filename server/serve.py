@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from uvicorn.supervisors import Multiprocess
 
 from server.app import create_app
 from server.settings import Settings
+from shared.http.listener import Listener
 from shared.http.request_id import RequestIdFilter
 from shared.http.tls import Tls
 from shared.problems import DistransError
@@ -24,7 +26,10 @@ from shared.problems import DistransError
 # Worker processes are started anew and take the settings from here.
 _ENVIRONMENT = "DISTRANS_SERVE_"
 _settings = TypeAdapter(Settings)
+_TLS_HELLO_S = 10.0
 _TLS_GOODBYE_S = 2.0
+_OTHER_FILES = 128  # descriptors that are not connections to callers: database, object store, files, libraries
+_MOST_CONNECTIONS = 4096  # unless the settings say otherwise
 _WORKER_SILENT_S = 60  # on a machine that is very busy a healthy worker may take long to answer its supervisor
 
 
@@ -45,6 +50,7 @@ def serve(settings: Settings, listen: Listen) -> None:
     os.environ[_ENVIRONMENT + "SETTINGS"] = _settings.dump_json(settings).decode()
     os.environ[_ENVIRONMENT + "LOG_FORMAT"] = listen.log_format
     os.environ[_ENVIRONMENT + "LOG_LEVEL"] = listen.log_level
+    connection_limits(settings)  # refuses settings that cannot work, before anything is started
     if listen.tls is not None:
         listen.tls.check()
     config = uvicorn.Config(
@@ -90,20 +96,49 @@ def serve(settings: Settings, listen: Listen) -> None:
         socket.close()
 
 
+def connection_limits(settings: Settings) -> tuple[int, int]:
+    """Connections that this process may have open: in total, and from one address.
+
+    The limit on open files keeps a reserve: a process without descriptors cannot even read its database.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = max(files - _OTHER_FILES, files // 2) if files != resource.RLIM_INFINITY else sys.maxsize
+    if settings.max_connections > most:
+        raise DistransError(
+            f"DISTRANS_MAX_CONNECTIONS is {settings.max_connections}, but a process that may open {files} files "
+            f"can serve {most} connections.",
+            next_step="Raise the limit on open files (ulimit -n, or LimitNOFILE= in the systemd unit).",
+        )
+    total = settings.max_connections or min(most, _MOST_CONNECTIONS)
+    return total, settings.connections_per_address or max(1, total // 2)
+
+
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that ends TLS connections soon: idle peers do not answer the goodbye, asyncio gives them 30 s."""
+    """The event loop of a worker: it bounds connections, and soon ends TLS connections whose peers are silent.
+
+    asyncio waits 60 s for the handshake and 30 s for the answer to the goodbye, which idle peers never send.
+    """
 
     @override
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        settings = _settings_of_worker()
+        total, per_address = connection_limits(settings)
+        options["sock"] = Listener(
+            options["sock"], total=total, per_address=per_address, exempt=settings.trusted_proxies
+        )
         if options.get("ssl") is not None:
-            options["ssl_shutdown_timeout"] = _TLS_GOODBYE_S
+            options |= {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
         return await super().create_server(*arguments, **options)
 
 
 def create_worker_app() -> FastAPI:
     """The application of one worker process, from the settings that `serve` left in the environment."""
     configure_logging(os.environ[_ENVIRONMENT + "LOG_FORMAT"], os.environ[_ENVIRONMENT + "LOG_LEVEL"])
-    return create_app(_settings.validate_json(os.environ[_ENVIRONMENT + "SETTINGS"]))
+    return create_app(_settings_of_worker())
+
+
+def _settings_of_worker() -> Settings:
+    return _settings.validate_json(os.environ[_ENVIRONMENT + "SETTINGS"])
 
 
 def configure_logging(log_format: str, level: str) -> None:

@@ -17,6 +17,13 @@ from shared.problems import DistransError
 DEFAULT_DATA_DIR = Path("distrans-data")
 ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 MIN_TOKEN_LENGTH = 16
+# Fields of `Settings` that variables may set: DISTRANS_ and the name in capitals.
+_NUMBERS: dict[str, type[int] | type[float]] = {
+    "requests_per_s": float,
+    "uploads_per_client": int,
+    "max_connections": int,
+    "connections_per_address": int,
+}
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,12 @@ class Settings:
     scrape_token: str | None = field(default=None, repr=False)
     blobs: str | None = None  # s3://bucket/prefix; None: in the database
     retention: Retention = field(default_factory=Retention)
-    max_json_bytes: int = 8 * 1024 * 1024
+    max_json_bytes: int = 8 * 1024 * 1024  # of the admin; others may send 1 MiB
     json_body_s: float = 30.0  # a JSON body has to be there by then
-    requests_per_s: float = 100.0  # of one token, in each process; 0: any number
+    requests_per_s: float = 100.0  # of one caller or unknown address, in each process; 0: any number
     uploads_per_client: int = 4  # under way in each process; 0: any number
+    max_connections: int = 0  # open in each process; 0: as many as its open files allow
+    connections_per_address: int = 0  # open in each process; 0: half of all
     admin_networks: tuple[str, ...] = ()  # where the admin token is taken from; none: anywhere
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks that may say whom they speak for
     client_certificate_header: str | None = None  # where trusted proxies put the caller's certificate
@@ -49,7 +58,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "client_certificate_header": environment.get("DISTRANS_CLIENT_CERTIFICATE_HEADER") or None,
     }
     check_networks(fields["admin_networks"], "DISTRANS_ADMIN_NETWORKS")
-    for name, kind in (("requests_per_s", float), ("uploads_per_client", int)):
+    for name, kind in _NUMBERS.items():
         variable = f"DISTRANS_{name.upper()}"
         if text := environment.get(variable):
             try:
@@ -57,7 +66,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             except ValueError as error:
                 raise DistransError(f"{variable} is {text!r}, which is no number.") from error
             if not 0 <= fields[name] < 1e9:  # also what is not a number
-                raise DistransError(f"{variable} is {text!r}; it has to be 0, for no limit, or more.")
+                raise DistransError(f"{variable} is {text!r}; it has to be 0, for the default or no limit, or more.")
     return fields
 
 

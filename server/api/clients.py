@@ -1,41 +1,40 @@
 """Joining, and what a client may do with its own record."""
 
 from http import HTTPStatus
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
-from server.api.access import AnyCaller, ClientIdentity, Credentials, Ctx, address_of, bearer, certificate_of
+from server.api.access import (
+    AnyCaller,
+    ClientIdentity,
+    Ctx,
+    InviteHolder,
+    address_of,
+    authenticate_caller,
+    authenticate_invited,
+    certificate_of,
+)
 from server.api.errors import problem_responses
-from server.core.errors import NotAuthenticated
+from server.api.guard import guarded
 from server.service import enrolment
 from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest
 
-router = APIRouter(tags=["clients"])
+joining = APIRouter(tags=["clients"], route_class=guarded(authenticate_invited))
+router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
 
 
-def look_behind(request: Request, ctx: Ctx, credentials: Credentials) -> FederationPlanAnswer:
-    """What the request's invite leads to; who has none learns nothing, not even of faults in the body."""
-    try:
-        return enrolment.preview(ctx, bearer(credentials))
-    except NotAuthenticated:
-        request.app.state.throttle.note_failure(address_of(request))
-        raise
-
-
-Invited = Annotated[FederationPlanAnswer, Depends(look_behind)]
-
-
-@router.get("/v1/join", responses=problem_responses(401, 403, 429))
-def preview(invited: Invited) -> FederationPlanAnswer:
+@joining.get("/v1/join", responses=problem_responses(401, 403, 429))
+async def preview(invited: InviteHolder) -> FederationPlanAnswer:
     """The plan behind an invite, to check the data against before joining; the invite stays unused."""
-    return invited
+    return invited.answer
 
 
-@router.post("/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 415, 422, 429))
-def join(request: Request, ctx: Ctx, credentials: Credentials, _invited: Invited, body: JoinRequest) -> JoinAnswer:
+@joining.post(
+    "/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 415, 422, 429)
+)
+def join(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> JoinAnswer:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
-    return enrolment.join(ctx, bearer(credentials), body, address_of(request), certificate_of(request))
+    return enrolment.join(ctx, invited.token, body, address_of(request), certificate_of(request))
 
 
 @router.get("/v1/me", responses=problem_responses(401, 403, 429))

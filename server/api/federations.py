@@ -6,8 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member
+from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member, authenticate_caller
 from server.api.errors import TENSORS, problem_responses
+from server.api.guard import guarded
 from server.api.streaming import send_blob
 from server.core.errors import NotFound
 from server.service import audit, enrolment, federations, reports, tasks
@@ -24,7 +25,7 @@ from shared.schemas import (
     TokenAnswer,
 )
 
-router = APIRouter(tags=["federations"])
+router = APIRouter(tags=["federations"], route_class=guarded(authenticate_caller))
 _EXAMPLE = {
     "name": "lung-nodules",
     "preset": "learned-offset",

@@ -1,6 +1,5 @@
 """Liveness, readiness, and figures for Prometheus."""
 
-import hmac
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -11,15 +10,16 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select, text
 
-from server.api.access import Credentials, Ctx, address_of, bearer, is_admin_token
+from server.api.access import Ctx, Documented, authenticate_scraper
 from server.api.errors import problem_responses
-from server.core.errors import NotAuthenticated
+from server.api.guard import guarded
 from server.service.context import Context
 from server.store.tables import Blob, Client, Federation, Round, Update
 from shared import __version__
 from shared.http.problems import problem
 
 router = APIRouter(tags=["operations"])
+scraping = APIRouter(tags=["operations"], route_class=guarded(authenticate_scraper))
 
 
 @router.get("/healthz")
@@ -38,14 +38,9 @@ def readyz(request: Request, ctx: Ctx) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 403, 429, 503))
-def metrics(request: Request, ctx: Ctx, credentials: Credentials) -> Response:
+@scraping.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 403, 429, 503))
+def metrics(ctx: Ctx, _documented: Documented) -> Response:
     """Figures for Prometheus, read from the database; with the admin or the scrape token."""
-    token, address, settings = bearer(credentials), address_of(request), request.app.state.settings
-    is_scraper = bool(settings.scrape_token) and hmac.compare_digest(token.encode(), settings.scrape_token.encode())
-    if not is_scraper and not is_admin_token(token, address, settings):
-        request.app.state.throttle.note_failure(address)
-        raise NotAuthenticated("invalid-token", "The token is not valid.", next_step="Use the admin or scrape token.")
     registry = CollectorRegistry()
     registry.register(_DatabaseFigures(ctx))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -51,11 +51,6 @@ class Proxies:
         await self._app(scope, receive, send)
 
 
-def route_path(scope: Scope) -> str:
-    """The path below the prefix that a proxy serves the coordinator under."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
 def certificate_fingerprint(text: str) -> str | None:
     """The SHA-256 of a certificate in the forms that proxies hand on; None for none, or for something else.
 

@@ -1,15 +1,17 @@
 """What agents call in a round: task, model, personal tensors, update, evaluation."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from server.api.access import ClientIdentity, Ctx
+from server.api.access import ClientIdentity, Ctx, authenticate_caller
 from server.api.errors import TENSORS, problem_responses
+from server.api.guard import guarded
 from server.api.streaming import MEDIA_TYPE, parse_digest, pieces, send_blob
 from server.service import evaluations, tasks, uploads
 from server.store.blobs import CHUNK_BYTES
@@ -17,7 +19,7 @@ from shared.evaluation import Evaluation
 from shared.http.problems import problem
 from shared.schemas import TaskAnswer, UpdateReceipt
 
-router = APIRouter(tags=["rounds"])
+router = APIRouter(tags=["rounds"], route_class=guarded(authenticate_caller))
 IDLE_S = 60.0
 FLUSH_S = 5.0  # on a slow link bytes are stored at least so often: the round must see that they still come
 MAX_WAIT_S = 60.0
@@ -71,7 +73,16 @@ def get_personal(request: Request, ctx: Ctx, identity: ClientIdentity, round_id:
     return send_blob(request, ctx, tasks.round_personal(ctx, identity, round_id))
 
 
-@router.put("/v1/rounds/{round_id}/update", responses=_REFUSALS, openapi_extra=_BODY)
+async def occupy_upload(request: Request, identity: ClientIdentity) -> AsyncIterator[None]:
+    """Hold one of the client's upload slots while the request is handled."""
+    async with request.app.state.uploads.hold(identity.client_id):
+        yield
+
+
+UPLOAD = Depends(occupy_upload, scope="function")  # the slot is free again when the answer is sent
+
+
+@router.put("/v1/rounds/{round_id}/update", dependencies=[UPLOAD], responses=_REFUSALS, openapi_extra=_BODY)
 async def put_update(
     request: Request,
     ctx: Ctx,
@@ -100,6 +111,7 @@ def head_update(ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Respon
 
 @router.patch(
     "/v1/rounds/{round_id}/update",
+    dependencies=[UPLOAD],
     responses=_REFUSALS | {204: {"description": "Stored; more to come."}, 200: {"model": UpdateReceipt}},
     openapi_extra=_BODY,
 )

@@ -15,7 +15,7 @@ from support.api import Api, new_database, open_api
 from support.coordinator import ADMIN_TOKEN
 from support.plans import small_plan
 
-from server.api.access import FailureThrottle
+from server.api.request_limits import FailureThrottle
 from shared.schemas import Problem
 
 EXAMPLES = 4  # of each call, of each mode, for each caller

@@ -31,6 +31,7 @@ QUIET: dict[str, Any] = {
     "server_header": False,
     "proxy_headers": False,
     "lifespan": "on",
+    "loop": "asyncio",  # as in `serve`; uvloop accepts connections by itself
 }
 
 

@@ -1,0 +1,126 @@
+"""What comes before the body of a request is read: who calls, how often, and how large the body may be.
+
+FastAPI reads and parses a body before it runs any dependency. Routes of the class that `guarded` makes first
+authenticate their caller, so that nobody without a token has a body parsed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+from typing_extensions import override
+
+from server.api.access import Authenticated, address_of, token_of
+from server.core.errors import NotAuthenticated, TooLarge, TooMany
+from server.settings import Settings
+from shared.http.problems import problem
+
+CLIENT_JSON_BYTES = 1024 * 1024  # of callers other than the admin, whose plans may be large
+
+Authenticator = Callable[[Request, str], Authenticated]
+
+
+def guarded(authenticate: Authenticator) -> type[APIRoute]:
+    """Return a class of routes for callers whom `authenticate` knows; dependencies find them in `request.state`."""
+
+    class Guarded(APIRoute):
+        @override
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+            takes_json = self.body_field is not None
+
+            async def guard(request: Request) -> Response:
+                await admit(request, authenticate)
+                if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+                    return _encoded()
+                if not takes_json:
+                    return await handle(request)
+                try:
+                    body = await _read(request, _body_limit(request))
+                except TimeoutError:
+                    return _too_slow(_settings(request).json_body_s)
+                except ClientDisconnect:  # nobody is there to be answered
+                    return Response(status_code=HTTPStatus.BAD_REQUEST)
+                return await handle(_with_body(request, body))
+
+            return guard
+
+    return Guarded
+
+
+async def admit(request: Request, authenticate: Authenticator) -> None:
+    """Put the caller into `request.state.caller`, or raise why there is none."""
+    token, state = token_of(request.headers), request.app.state
+    if token is None:
+        raise NotAuthenticated(
+            "no-token", "This call needs a token.", next_step="Send it as Authorization: Bearer TOKEN."
+        )
+    async with state.throttle.attempt(address_of(request), token):
+        caller = await run_in_threadpool(authenticate, request, token)
+    if wait_s := state.requests.spend(caller.key):
+        message = f"One caller may make {state.requests.per_s:g} requests per second."
+        raise TooMany("too-many-requests", message, retry_after_s=wait_s)
+    request.state.caller = caller
+
+
+def _settings(request: Request) -> Settings:
+    return request.app.state.settings  # type: ignore[no-any-return]
+
+
+def _body_limit(request: Request) -> int:
+    most = _settings(request).max_json_bytes
+    return most if request.state.caller.key == "admin" else min(most, CLIENT_JSON_BYTES)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """Return the body; raises TooLarge by its Content-Length or as it arrives, and TimeoutError if it is slow."""
+    error = TooLarge("too-large", f"The body may have at most {max_bytes} bytes.")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise error
+    body = bytearray()
+    async with asyncio.timeout(_settings(request).json_body_s):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                raise error
+    return bytes(body)
+
+
+def _with_body(request: Request, body: bytes) -> Request:
+    is_read = False
+
+    async def receive() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await request.receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request(request.scope, receive)
+
+
+def _encoded() -> Response:
+    """A compressed body could unpack to far more than any limit allows."""
+    return problem(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "encoded-body",
+        "Bodies must not be compressed or otherwise encoded.",
+        next_step="Send the body as it is, without Content-Encoding.",
+        headers={"Accept-Encoding": "identity"},
+    )
+
+
+def _too_slow(limit_s: float) -> Response:
+    return problem(
+        HTTPStatus.REQUEST_TIMEOUT,
+        "body-too-slow",
+        f"The body did not come within {limit_s:g} s.",
+        next_step="Send it again.",
+    )

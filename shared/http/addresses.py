@@ -1,0 +1,28 @@
+"""Network addresses as limits count them."""
+
+import ipaddress
+from collections.abc import Iterable
+
+
+def as_counted(address: str) -> str:
+    """The address that stands for one caller: of IPv6 the /64, because a single machine has all the addresses in it."""
+    found = _parse(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(found), 64), strict=False))
+    return str(found) if found is not None else address
+
+
+def is_within(address: str, networks: Iterable[str]) -> bool:
+    """Whether the address is one of these addresses or networks."""
+    found = _parse(address)
+    return found is not None and any(found in ipaddress.ip_network(network) for network in networks)
+
+
+def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        return found.ipv4_mapped
+    return found

@@ -1,0 +1,73 @@
+"""A listening socket that bounds how many connections are open, in total and from one address."""
+
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from shared.http.addresses import as_counted, is_within
+
+logger = logging.getLogger(__name__)
+_REPORT_EVERY_S = 10.0
+
+
+class Listener(socket.socket):
+    """Closes connections over a limit as soon as they are accepted. A limit of 0 means no limit.
+
+    Descriptors are counted, not requests: a connection that never finishes its TLS handshake takes one too.
+    """
+
+    def __init__(self, listening: socket.socket, *, total: int, per_address: int, exempt: Sequence[str] = ()) -> None:
+        """Listen in the place of a socket, which stays open. Networks in `exempt` have no limit per address."""
+        super().__init__(listening.family, listening.type, listening.proto, os.dup(listening.fileno()))
+        self._total, self._per_address, self._exempt = total, per_address, exempt
+        self._open: Counter[str] = Counter()
+        self._open_in_total = 0
+        self._report_after = 0.0
+
+    @override
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection; one over a limit is closed and reported as aborted, which servers ignore."""
+        accepted, address = super().accept()
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        key = as_counted(host)
+        if reason := self._refusal(host, key):
+            accepted.close()
+            if time.monotonic() >= self._report_after:
+                self._report_after = time.monotonic() + _REPORT_EVERY_S
+                logger.warning("refused a connection from %s: %s", host, reason)
+            raise ConnectionAbortedError(reason)
+        self._open[key] += 1
+        self._open_in_total += 1
+        return _Counted(accepted, lambda: self._forget(key)), address
+
+    def _refusal(self, host: str, key: str) -> str | None:
+        if self._total and self._open_in_total >= self._total:
+            return f"{self._total} connections are open, the limit of this process"
+        if self._per_address and self._open[key] >= self._per_address and not is_within(host, self._exempt):
+            return f"{self._per_address} connections are open from there, the limit for one address"
+        return None
+
+    def _forget(self, key: str) -> None:
+        self._open_in_total -= 1
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]
+
+
+class _Counted(socket.socket):
+    def __init__(self, accepted: socket.socket, on_close: Callable[[], None]) -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self._on_close, self._is_counted = on_close, True
+
+    @override
+    def close(self) -> None:
+        super().close()
+        if self._is_counted:
+            self._is_counted = False
+            self._on_close()

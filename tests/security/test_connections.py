@@ -1,0 +1,267 @@
+"""Connections of strangers: whatever they send, leave out or do not read, they end soon and cost little memory."""
+
+import asyncio
+import json
+import re
+import select
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trustme
+from support.api import RawConnection, SocketApi, new_database
+from support.coordinator import ADMIN_TOKEN
+from support.sockets import is_ended, read_to_end, send_until_cut, serving
+
+from shared.http.protocol import Protocol
+
+MIB = 1024 * 1024
+BUFFERS = 16 * MIB  # more than the kernel keeps of what nobody reads
+HOST = "Host: coordinator\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit_s in {"head_s": 0.2, "body_s": 2.0, "send_s": 0.2, "linger_s": 0.2}.items():
+        monkeypatch.setattr(Protocol, name, limit_s)
+
+
+@pytest.fixture(scope="module")
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketApi]:
+    url = new_database("sqlite", request, tmp_path_factory.mktemp("connections"))
+    with SocketApi(url, json_body_s=0.2) as api:
+        yield api
+
+
+def statuses(received: bytes) -> list[int]:
+    """The statuses of the answers in a stream."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+# What is sent at first, what is sent after the answer to it, and the statuses of all answers.
+UNFINISHED = {
+    "nothing": ("", "", []),
+    "half a request line": ("GET /hea", "", [408]),
+    "half a head": (f"GET /healthz HTTP/1.1\r\n{HOST}X-Wai", "", [408]),
+    "an idle connection": (f"GET /healthz HTTP/1.1\r\n{HOST}\r\n", "", [200]),
+    "half of a second head": (f"GET /healthz HTTP/1.1\r\n{HOST}\r\n", "GET /hea", [200, 408]),
+    "a stray line break after a request": (f"GET /healthz HTTP/1.1\r\n{HOST}\r\n", "\r\n", [200, 400]),
+    "one byte of an unread body": (f"GET /healthz HTTP/1.1\r\n{HOST}Content-Length: 10\r\n\r\n", "x", [200]),
+    "a rejected upload": (f"PUT /v1/rounds/1/update HTTP/1.1\r\n{HOST}Content-Length: 1000\r\n\r\n", "x", [401]),
+    "a partial chunk": (f"PUT /nowhere HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n", "5\r\nab", [404]),
+    "an upgrade": (f"GET /healthz HTTP/1.1\r\n{HOST}Connection: Upgrade\r\nUpgrade: foo\r\n\r\n", "x", [200, 408]),
+    "a body that does not come": (
+        f"POST /v1/federations HTTP/1.1\r\n{HOST}Authorization: Bearer {ADMIN_TOKEN}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{",
+        "",
+        [408],
+    ),
+}  # fmt: skip
+
+
+def begin(connection: RawConnection, what: str) -> list[int]:
+    """Send what the table says; the statuses of the answers so far."""
+    first, rest, _ = UNFINISHED[what]
+    connection.send(first.encode())
+    if not rest:
+        return []
+    status, _ = connection.answer()
+    connection.send(rest.encode())
+    return [status]
+
+
+@pytest.mark.parametrize("what", UNFINISHED)
+def test_every_unfinished_connection_ends(api: SocketApi, what: str) -> None:
+    with RawConnection(api.url) as connection:
+        found = begin(connection, what)
+        assert found + statuses(read_to_end(connection)) == UNFINISHED[what][2]
+
+
+@pytest.mark.parametrize("what", [name for name, (_, _, answers) in UNFINISHED.items() if answers])
+def test_bytes_that_trickle_in_gain_no_time(api: SocketApi, what: str) -> None:
+    with RawConnection(api.url) as connection:
+        begin(connection, what)
+        connection.socket.settimeout(0.02)  # the pace
+        for _ in range(1000):
+            try:
+                if not connection.socket.recv(65536):
+                    return
+            except TimeoutError:
+                with suppress(ConnectionError):  # the next look will tell
+                    connection.send(b"x")
+            except ConnectionError:
+                return
+        pytest.fail("the connection is still open")
+
+
+CHUNKED = f"POST /v1/join HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n"
+ENDLESS = {
+    "many trailers": ("0\r\n", b"".join(b"X-%06d: trailer\r\n" % number for number in range(3000))),
+    "one trailer": ("0\r\nX-Long: ", b"x" * 65536),
+    "a chunk's extension": ("1;", b"x" * 65536),
+    "empty lines": ("", b"\r\n" * 32768),
+}
+
+
+@pytest.mark.parametrize("authorization", ["", f"Authorization: Bearer {ADMIN_TOKEN}\r\n"], ids=["stranger", "admin"])
+@pytest.mark.parametrize("what", ENDLESS)
+def test_framing_without_end_is_cut_off(api: SocketApi, what: str, authorization: str) -> None:
+    start, piece = ENDLESS[what]
+    with RawConnection(api.url) as connection:
+        connection.send(f"{CHUNKED}{authorization}\r\n{start}".encode())
+        assert send_until_cut(connection, piece, 4 * BUFFERS) < BUFFERS
+
+
+def test_trailers_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that waits for the end of a body: what the process keeps of trailers is bounded."""
+    for name in ("head_s", "body_s"):
+        monkeypatch.setattr(Protocol, name, 60.0)
+    messages: list[dict[str, Any]] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        while not messages or messages[-1].get("more_body"):
+            messages.append(await receive())
+
+    with serving(app) as url, RawConnection(url) as connection:
+        connection.send(f"{CHUNKED}\r\n0\r\n".encode())
+        assert send_until_cut(connection, ENDLESS["many trailers"][1], 4 * BUFFERS) < BUFFERS
+        assert statuses(read_to_end(connection)) in ([431], [])  # an answer that a reset may have overtaken
+    assert messages[-1]["type"] == "http.disconnect"
+
+
+SMUGGLED = {
+    "two kinds of framing": "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "two lengths in one line": "Content-Length: 5, 6\r\n\r\nhello",
+    "a length with a sign": "Content-Length: +5\r\n\r\nhello",
+    "a length with a letter": "Content-Length: 5x\r\n\r\nhello",
+    "a coding in another": "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a coding twice": "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a coding that only looks like one": "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a control character in a name": "X\x00: 1\r\n\r\n",
+    "a size that is no number": "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "a chunk that is too long": "Transfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n0\r\n\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SMUGGLED)
+def test_requests_whose_end_is_ambiguous_are_refused(api: SocketApi, what: str) -> None:
+    """And nothing after them is taken for a request of its own."""
+    headers = f"{HOST}Authorization: Bearer {ADMIN_TOKEN}\r\nContent-Type: application/json\r\n{SMUGGLED[what]}"
+    with RawConnection(api.url) as connection:
+        connection.send(f"POST /v1/federations HTTP/1.1\r\n{headers}GET /healthz HTTP/1.1\r\n{HOST}\r\n".encode())
+        received = read_to_end(connection)
+    assert statuses(received) == [400]
+    assert json.loads(received.rpartition(b"\r\n\r\n")[2])["code"] == "invalid-http"
+
+
+class TestGoodConnections:
+    def test_requests_follow_each_other(self, api: SocketApi) -> None:
+        with RawConnection(api.url) as connection:
+            for _ in range(3):
+                connection.send_head("GET", "/healthz")
+                assert connection.answer()[0] == 200
+
+    def test_several_at_once(self, api: SocketApi) -> None:
+        with RawConnection(api.url) as connection:
+            last = f"GET /healthz HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n"
+            connection.send((f"GET /healthz HTTP/1.1\r\n{HOST}\r\n" * 3 + last).encode())
+            assert statuses(read_to_end(connection)) == [200] * 4
+
+    def test_the_old_protocol(self, api: SocketApi) -> None:
+        with RawConnection(api.url) as connection:
+            connection.send(b"GET /healthz HTTP/1.0\r\n\r\n")
+            received = read_to_end(connection)
+        assert statuses(received) == [200]
+        assert b"connection: close" in received.lower()
+
+    def test_a_client_that_waits_for_leave_to_send(self, api: SocketApi) -> None:
+        with RawConnection(api.url) as connection:
+            authorization = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content_Type": "application/json"}
+            connection.send_head("POST", "/v1/federations", **authorization, Content_Length=2, Expect="100-continue")
+            assert connection.socket.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.send(b"{}")
+            assert connection.answer()[0] == 422
+
+    def test_an_answer_reaches_a_client_that_still_sends(self, api: SocketApi) -> None:
+        """A connection that is closed with bytes unread is reset, which may destroy the answer."""
+        body = b"x" * (2 * MIB)
+        with RawConnection(api.url) as connection:
+            connection.send_head("PUT", "/v1/rounds/1/update", Content_Length=2 * len(body))
+            connection.send(body)
+            assert connection.answer()[0] == 401
+
+
+async def wait_until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.fixture(params=["http", "https"])
+def scheme_options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    if request.param == "http":
+        yield {}
+        return
+    with trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.tempfile() as chain:
+        yield {"ssl_certfile": chain}
+
+
+def say_hello(connection: RawConnection) -> None:
+    """Begin TLS with whatever certificate there is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection.socket = context.wrap_socket(connection.socket)
+
+
+class TestDownloadsThatNobodyReads:
+    def test_they_are_dropped_and_hold_little(self, scheme_options: dict[str, Any]) -> None:
+        sent = 0
+
+        async def app(_scope: Any, receive: Any, send: Any) -> None:
+            nonlocal sent
+            is_gone = asyncio.create_task(wait_until_gone(receive))
+            headers = [(b"content-length", str(4 * BUFFERS).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while sent < 4 * BUFFERS and not is_gone.done():
+                await send({"type": "http.response.body", "body": bytes(MIB), "more_body": True})
+                sent += MIB
+                await asyncio.sleep(0)  # others' turn
+
+        with serving(app, **scheme_options) as url, RawConnection(url) as connection:
+            if scheme_options:
+                say_hello(connection)
+            connection.send_head("GET", "/model")
+            assert is_ended(connection, within_s=30)
+        assert sent < BUFFERS
+
+    def test_a_short_answer_on_a_connection_that_closes(self) -> None:
+        """What the kernel has no room for is waited for after the answer too, but not for long."""
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            headers = [(b"content-length", str(BUFFERS).encode()), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": bytes(BUFFERS)})
+
+        with serving(app) as url, RawConnection(url) as connection:
+            connection.send_head("GET", "/model")
+            assert is_ended(connection, within_s=30)
+
+    def test_a_slow_reader_gets_everything(self) -> None:
+        """Time without progress counts, not the time of the whole."""
+        length = 2 * BUFFERS
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            headers = [(b"content-length", str(length).encode()), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": bytes(length)})
+
+        with serving(app) as url, RawConnection(url) as connection:
+            connection.send_head("GET", "/model")
+            received = 0
+            while data := connection.socket.recv(MIB):
+                received += len(data)
+                select.select([], [], [], 0.005)  # a slow link
+        assert received > length

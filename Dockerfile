@@ -46,4 +46,5 @@ EXPOSE 8500
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8500/healthz', timeout=4)"]
 ENTRYPOINT ["distrans-agent"]
+# All interfaces of the container; it does not start without DISTRANS_PREDICT_TOKEN_FILE or DISTRANS_PREDICT_TOKEN.
 CMD ["run", "--host", "0.0.0.0"]

@@ -119,8 +119,24 @@ def run_command(
     predict_threads: Annotated[int, typer.Option(min=1, help="CPU threads for /predict.")] = 1,
     cache_mb: Annotated[int, typer.Option(min=0, help="Memory for decoded images, in MB.")] = 2048,
     predict_token: Annotated[
-        str | None, typer.Option(envvar="DISTRANS_PREDICT_TOKEN", help="Ask callers of /predict for this token.")
+        str | None,
+        typer.Option(
+            envvar="DISTRANS_PREDICT_TOKEN",
+            help="Ask callers of /predict for this token; DISTRANS_PREDICT_TOKEN_FILE names a file that holds it.",
+        ),
     ] = None,
+    allow_open_predict: Annotated[
+        bool, typer.Option("--allow-open-predict", help="Serve /predict to a network without a token.")
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="DISTRANS_AGENT_ALLOWED_HOSTS",
+            help="Host name that callers use besides --host, such as that of a proxy. Repeatable, or with commas.",
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain for /predict.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
     allow_offset_override: Annotated[
         bool, typer.Option("--allow-offset-override", help="Allow /predict?offset=none and both.")
     ] = False,
@@ -143,19 +159,29 @@ def run_command(
         raise DistransError("--log-level is debug, info, warning or error.")
     if not train and not serve:
         raise DistransError("--no-train and --no-serve together leave nothing to do.")
+    if (tls_cert is None) != (tls_key is None):
+        raise DistransError("--tls-cert and --tls-key go together.")
     from client_agent.run import run_agent
     from client_agent.settings import RunOptions, ServeOptions
     from client_agent.state import StateFolder
+    from shared.environment import secret
+    from shared.http.tls import Tls
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "client_agent.access"):  # a line per request: too many
+        logging.getLogger(name).setLevel(logging.WARNING)
     web = ServeOptions(
         host=host,
         port=port,
-        token=predict_token,
+        token=secret("DISTRANS_PREDICT_TOKEN") if predict_token is None else predict_token,
+        tls=Tls(tls_cert, tls_key) if tls_cert and tls_key else None,
+        allowed_hosts=tuple(host.strip() for text in allowed_host or [] for host in text.split(",") if host.strip()),
+        allow_open_predict=allow_open_predict,
         allow_offset_override=allow_offset_override,
         threads=predict_threads,
     )
+    if serve:
+        web.check()  # before minutes go into looking at the data
     options = RunOptions(
         train=train,
         serve=web if serve else None,

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -12,31 +11,40 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from fastapi_offline import FastAPIOffline
 
 from client_agent.answers import PredictAnswer, describe
+from client_agent.bodies import Bodies
+from client_agent.callers import OwnCallers
 from client_agent.figures import Figures
-from client_agent.intake import REQUEST_BODY, prepare_images, read_images
+from client_agent.intake import REQUEST_BODY, check_head, prepare_images, read_images
 from client_agent.refusals import ProblemError, answer_with_problems
 from client_agent.serving import PredictionQueue, QueueFull
 from client_agent.settings import ServeOptions
 from shared import __version__
+from shared.http import docs_page
+from shared.http.headers import SecurityHeaders
+from shared.http.last_resort import LastResort
+from shared.http.request_id import RequestIds, current_request_id
 from shared.plan import FederationPlan
+
+ACCESS_LOG = "client_agent.access"
 
 
 def create_app(
     plan: FederationPlan, predictions: PredictionQueue, options: ServeOptions, info: Callable[[], dict[str, Any]]
 ) -> FastAPI:
-    """The web service; `info` tells how the agent does."""
-    app = FastAPIOffline(  # /docs loads nothing from elsewhere
+    """The web service; `info` reports the agent's state."""
+    app = FastAPI(
         title="DisTrans agent",
         version=__version__,
         description="Predictions with this site's offset.",
+        docs_url=None,  # ours is in docs_page
         redoc_url=None,
-        static_url="/docs-assets",
     )
     answer_with_problems(app)
-    figures = Figures()
+    docs_page.install(app)
+    _add_middleware(app, options)
+    figures, bodies = Figures(), Bodies(options)
     allowed = [Depends(_token_check(options.token))]
 
     @app.post("/predict", dependencies=allowed, openapi_extra=REQUEST_BODY, response_model=PredictAnswer)
@@ -55,32 +63,25 @@ def create_app(
                 "Start it with --allow-offset-override to compare.",
             )
         if predictions.model is None:
-            raise ProblemError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "no-model",
-                "There is no model yet.",
-                "Try again after the first round.",
-                Retry_After="10",
-            )
-        files = await read_images(request, options)
-        prepare = partial(prepare_images, files, plan.image, options)
-        try:
-            job = predictions.submit(prepare, own=offset != "none", without_offset=offset != "own")
-        except QueueFull as error:
+            raise _no_model()
+        if predictions.is_full:
             figures.refused.inc()
-            raise ProblemError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "queue-full",
-                "Too many requests wait to be answered.",
-                "Send fewer at once.",
-                Retry_After="1",
-            ) from error
-        answer = await asyncio.wrap_future(job)
-        request_id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex[:16]
-        body = describe(answer, top_k, request_id).model_dump_json(exclude_unset=True)
+            raise _queue_full()
+        kind = check_head(request, options)
+        with bodies.hold() as body:
+            async with bodies.receive(request, body) as pieces:
+                files = await read_images(kind, request.headers, pieces, options)
+            prepare = partial(prepare_images, files, plan.image, options)
+            try:
+                job = predictions.submit(prepare, own=offset != "none", without_offset=offset != "own")
+            except QueueFull as error:  # it has filled up while the body arrived
+                figures.refused.inc()
+                raise _queue_full() from error
+            answer = await asyncio.wrap_future(job)
+        described = describe(answer, top_k, current_request_id() or "").model_dump_json(exclude_unset=True)
         figures.images.inc(len(files))
         figures.latency.observe(time.perf_counter() - started)
-        return Response(body, media_type="application/json")
+        return Response(described, media_type="application/json")
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -91,7 +92,7 @@ def create_app(
     async def readyz() -> Response:
         """There is a model to answer with."""
         if predictions.model is None:
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "no-model", "There is no model yet.", Retry_After="10")
+            raise _no_model()
         return JSONResponse({"status": "ready", "round": predictions.model.number})
 
     @app.get("/info", dependencies=allowed)
@@ -107,6 +108,34 @@ def create_app(
     return app
 
 
+def _add_middleware(app: FastAPI, options: ServeOptions) -> None:
+    """The last one added is the first to see a request."""
+    app.add_middleware(OwnCallers, hosts=(options.host, *options.allowed_hosts))
+    app.add_middleware(LastResort, program="agent")
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(RequestIds, log=ACCESS_LOG)
+
+
+def _no_model() -> ProblemError:
+    return ProblemError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "no-model",
+        "There is no model yet.",
+        "Try again after the first round.",
+        {"Retry-After": "10"},
+    )
+
+
+def _queue_full() -> ProblemError:
+    return ProblemError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "queue-full",
+        "Too many requests are waiting for an answer.",
+        "Send fewer at once.",
+        {"Retry-After": "1"},
+    )
+
+
 def _token_check(token: str | None) -> Callable[..., Any]:
     """A dependency that lets callers with the token pass, or everybody when there is none."""
     bearer = HTTPBearer(auto_error=False, description="Needed when the agent runs with a predict token.")
@@ -120,7 +149,7 @@ def _token_check(token: str | None) -> Callable[..., Any]:
                 "invalid-token",
                 "This agent answers only with its token.",
                 "Send it as Authorization: Bearer TOKEN.",
-                WWW_Authenticate="Bearer",
+                {"WWW-Authenticate": "Bearer"},
             )
 
     return check

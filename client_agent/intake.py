@@ -1,19 +1,22 @@
 """The images of a `/predict` request: out of its body, then into the plan's tensors."""
 
 import base64
-import binascii
+import io
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 import torch
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 from torch import Tensor
 
+from client_agent.bodies import too_large
 from client_agent.errors import DataError
-from client_agent.images import PREDICT_FORMATS, TooManyPixels, decode, to_tensor
+from client_agent.images import PREDICT_FORMATS, TooManyPixels, load, open_image, to_tensor
 from client_agent.refusals import ProblemError
 from client_agent.settings import ServeOptions
 from shared.plan import ImagePlan
@@ -45,96 +48,127 @@ class _Images(BaseModel):
     images: list[str]
 
 
-async def read_images(request: Request, options: ServeOptions) -> list[bytes]:
-    """The image files of a request, still encoded."""
+class _InMemory(MultiPartParser):
+    """starlette's parser without its temporary files: images do not belong on a disk, and bodies are bounded."""
+
+    spool_max_size = 0  # no limit
+
+
+def check_head(request: Request, options: ServeOptions) -> str:
+    """Return the request's content type, or refuse what its headers say before anything of the body is read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in IMAGE_TYPES:
-        files = [await _read_body(request, options)]
-    elif kind == "application/json":
-        files = _json_images(await _read_body(request, options))
-    elif kind == "multipart/form-data":
-        files = await _form_images(request, await _read_body(request, options), options)
-    else:
+    if kind not in REQUEST_BODY["requestBody"]["content"]:
         raise ProblemError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "unsupported-type",
-            f"Requests of type {kind or 'none'!r} are not taken.",
+            f"Unsupported content type {kind[:100]!r}." if kind else "The request has no content type.",
             "Send image/png, image/jpeg, multipart/form-data or application/json.",
         )
-    if not 1 <= len(files) <= options.max_images:
-        raise ProblemError(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "image-count",
-            f"The request has {len(files)} images.",
-            f"Send 1 … {options.max_images}, in the field `images`.",
-        )
-    return files
-
-
-def prepare_images(files: list[bytes], shape: ImagePlan, options: ServeOptions) -> Tensor:
-    """(B, C, H, W) as training sees images; one that cannot be used fails the whole request and is named."""
-    images = []
-    for index, data in enumerate(files):
-        try:
-            images.append(to_tensor(decode(data, PREDICT_FORMATS, options.max_pixels), shape))
-        except TooManyPixels as error:
-            raise ProblemError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-many-pixels", f"Image {index}: {error.message}"
-            ) from error
-        except DataError as error:
-            raise ProblemError(
-                HTTPStatus.BAD_REQUEST,
-                "undecodable-image",
-                f"Image {index}: {error.message}",
-                "Nothing was predicted; send PNG or JPEG.",
-            ) from error
-    return torch.stack(images)
-
-
-async def _read_body(request: Request, options: ServeOptions) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > options.max_body_bytes:
-        raise _too_large(options)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > options.max_body_bytes:
-            raise _too_large(options)
-    return bytes(body)
+        raise too_large(options.max_body_bytes)
+    return kind
 
 
-def _too_large(options: ServeOptions) -> ProblemError:
-    return ProblemError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"A request may have at most {options.max_body_bytes} bytes."
-    )
-
-
-def _json_images(body: bytes) -> list[bytes]:
-    try:
-        texts = _Images.model_validate_json(body).images
-    except ValueError as error:
-        raise ProblemError(
-            HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-json", 'The body is not {"images": ["BASE64", …]}.'
-        ) from error
-    files = []
-    for index, text in enumerate(texts):
-        try:
-            files.append(base64.b64decode(text, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise ProblemError(
-                HTTPStatus.BAD_REQUEST, "undecodable-image", f"Image {index} is not base64.", "Nothing was predicted."
-            ) from error
+async def read_images(
+    kind: str, headers: Headers, pieces: AsyncGenerator[bytes, None], options: ServeOptions
+) -> Sequence[bytes | str]:
+    """Return the image files of a request, still encoded; as text those that are also in base64."""
+    if kind == "multipart/form-data":
+        files: Sequence[bytes | str] = await _form_images(headers, pieces, options)
+    else:
+        body = b"".join([piece async for piece in pieces])
+        files = _json_images(body, options) if kind == "application/json" else [body]
+    if not 1 <= len(files) <= options.max_images:
+        raise _image_count(f"The request has {len(files)} images.", options)
     return files
 
 
-async def _form_images(request: Request, body: bytes, options: ServeOptions) -> list[bytes]:
-    async def replay() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+def prepare_images(files: Sequence[bytes | str], shape: ImagePlan, options: ServeOptions) -> Tensor:
+    """(B, C, H, W) as training sees images. One unusable image fails the whole request and is named.
 
-    again = Request(request.scope, replay)
+    No pixel is decoded before the headers of all images have been read, and their pixels counted.
+    """
+    images, pixels = [], 0
+    for index, file in enumerate(files):
+        with _naming(index):
+            data = file if isinstance(file, bytes) else _from_base64(file)
+            image = open_image(io.BytesIO(data), PREDICT_FORMATS, options.max_pixels)
+        images.append(image)
+        pixels += image.width * image.height
+    if pixels > options.max_request_pixels:
+        raise ProblemError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "too-many-pixels",
+            f"The {len(images)} images have {pixels} pixels together; a request may have {options.max_request_pixels}.",
+            "Send fewer images per request, or scale them down.",
+        )
+    tensors = []
+    for index, image in enumerate(images):
+        with _naming(index):
+            tensors.append(to_tensor(load(image), shape))
+        image.close()
+    return torch.stack(tensors)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Refuse the request with the index of the image that cannot be used."""
     try:
-        async with again.form(max_files=options.max_images + 1, max_fields=0) as form:
-            uploads = [value for value in form.getlist("images") if isinstance(value, UploadFile)]
-            return [await upload.read() for upload in uploads]
-    except HTTPException as error:
-        raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-form", str(error.detail)) from error
+        yield
+    except TooManyPixels as error:
+        raise ProblemError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "too-many-pixels",
+            f"Image {index}: {error.message}",
+            "Scale the image down.",
+        ) from error
+    except DataError as error:
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST,
+            "undecodable-image",
+            f"Image {index}: {error.message}",
+            "Nothing was predicted; send PNG or JPEG.",
+        ) from error
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # also binascii.Error
+        raise DataError("It is not base64.") from error
+
+
+def _json_images(body: bytes, options: ServeOptions) -> list[str]:
+    # Base64 has no commas: more of them are more elements than are allowed, which a parser would build first.
+    if body.count(b",") >= options.max_images:
+        raise _image_count(f"The request has more than {options.max_images} images.", options)
+    try:
+        return _Images.model_validate_json(body).images
+    except ValueError as error:
+        raise ProblemError(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "invalid-json",
+            "The body is not the expected JSON.",
+            'Send {"images": ["BASE64", …]}.',
+        ) from error
+
+
+async def _form_images(headers: Headers, pieces: AsyncGenerator[bytes, None], options: ServeOptions) -> list[bytes]:
+    parser = _InMemory(headers, pieces, max_files=options.max_images, max_fields=0)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        if len(parser.items) >= options.max_images:
+            raise _image_count(f"The request has more than {options.max_images} files.", options) from error
+        raise ProblemError(
+            HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-form", error.message, "Send files in the field `images` alone."
+        ) from error
+    files = [await value.read() for value in form.getlist("images") if isinstance(value, UploadFile)]
+    await form.close()
+    return files
+
+
+def _image_count(detail: str, options: ServeOptions) -> ProblemError:
+    next_step = f"Send 1 … {options.max_images} per request, in the field `images`."
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "image-count", detail, next_step)

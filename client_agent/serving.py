@@ -119,12 +119,17 @@ class PredictionQueue:
             max(2, threads), thread_name_prefix="predict", initializer=limit_threads, initargs=(threads,)
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `submit` would refuse a request now."""
+        return self._unanswered >= self._max_waiting
+
     def submit(
         self, prepare: Callable[[], Tensor], *, own: bool = True, without_offset: bool = False
     ) -> "Future[Answer]":
         """Classify the images (B, C, H, W) that `prepare` makes in a thread here; what it raises, the answer raises."""
         with self._lock:
-            if self._unanswered >= self._max_waiting:
+            if self.is_full:
                 raise QueueFull
             self._unanswered += 1
         answer: Future[Answer] = Future()

@@ -1,6 +1,7 @@
 """What an agent is told once, at `join`, and what may change from run to run."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -8,9 +9,12 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from client_agent.data import DEFAULT_CACHE_BYTES
+from shared.http.tls import Tls
 from shared.plan import StoredPlan
 from shared.problems import DistransError
 from shared.runtime import Precision
+
+_HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class Connection(BaseModel):
@@ -28,14 +32,23 @@ class Connection(BaseModel):
         parts = urlsplit(self.server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise DistransError(f"{self.server!r} is no web address.", next_step="Use https://host[:port].")
-        if parts.scheme == "http" and not self.allow_insecure_http and not _is_loopback(parts.hostname):
+        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
             raise DistransError(
                 f"{self.server} is not encrypted: anybody on the way could read the token and the models.",
                 next_step="Use https://, or --allow-insecure-http if the network is trusted.",
             )
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and no other."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -62,13 +75,55 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8500
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    allowed_hosts: tuple[str, ...] = ()  # names that callers may use, besides the host itself
+    allow_open_predict: bool = False
     allow_offset_override: bool = False
     max_images: int = 32
     max_body_bytes: int = 32 * 1024 * 1024
-    max_pixels: int = 25_000_000
+    max_held_bytes: int = 128 * 1024 * 1024  # of all requests that are not yet answered
+    body_s: float = 30.0
+    max_pixels: int = 25_000_000  # of an image
+    max_request_pixels: int = 50_000_000
     queue: int = 64
     threads: int = 1
+
+    def check(self) -> None:
+        """Refuse options that leave /predict open to a network, or that cannot work."""
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.split()):
+            raise DistransError(
+                "The predict token is empty or has characters that an HTTP header cannot hold.",
+                next_step="Use letters and digits, for example from openssl rand -hex 32.",
+            )
+        if self.token is None and not is_loopback(self.host) and not self.allow_open_predict:
+            raise DistransError(
+                f"--host {self.host} opens /predict to the network, and no token protects it.",
+                next_step="Set DISTRANS_PREDICT_TOKEN or DISTRANS_PREDICT_TOKEN_FILE, "
+                "or pass --allow-open-predict to serve anybody.",
+            )
+        for host in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(host) and not _is_address(host):
+                raise DistransError(
+                    f"--allowed-host {host!r} is not a host name or an address.",
+                    next_step="Leave out scheme, port and path: agent.example.org",
+                )
+        if self.tls is not None:
+            self.tls.check()
+
+    def risks(self) -> list[str]:
+        """What an operator should know about who can reach the service, and how."""
+        if is_loopback(self.host):
+            return []
+        risks = []
+        if self.token is None:
+            risks.append(f"/predict on {self.host} has no token: anybody who can reach it gets predictions")
+        if self.tls is None:
+            risks.append(
+                f"/predict on {self.host} is not encrypted: anybody on the way can read images and the token; "
+                "use --tls-cert and --tls-key, or a proxy with HTTPS in front of it"
+            )
+        return risks
 
 
 @dataclass(frozen=True)

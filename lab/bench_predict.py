@@ -138,10 +138,8 @@ class _Caller:
 
     def __init__(self, port: int, image: bytes) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        head = (
-            f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: image/png\r\nContent-Length: {len(image)}\r\n\r\n"
-        )
-        self._request = head.encode() + image
+        head = ["POST /predict HTTP/1.1", "Host: 127.0.0.1", "Content-Type: image/png", f"Content-Length: {len(image)}"]
+        self._request = "\r\n".join([*head, "", ""]).encode() + image
 
     def __enter__(self) -> "_Caller":
         return self

@@ -26,6 +26,7 @@ from server.worker import Worker
 from shared import __version__
 from shared.http import docs_page
 from shared.http.headers import SecurityHeaders
+from shared.http.last_resort import LastResort
 from shared.http.request_id import RequestIds
 from shared.schemas import Problem
 
@@ -90,7 +91,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_headers=["*"],
             expose_headers=["ETag", "Retry-After", "X-Request-ID"],
         )
-    app.add_middleware(errors.LastResort)
+    app.add_middleware(LastResort, program="coordinator")
     app.add_middleware(SecurityHeaders)
     app.add_middleware(RequestIds)
     app.add_middleware(

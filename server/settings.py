@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from server.service.housekeeping import Retention
 from server.service.tokens import new_secret
 from server.store.session import DatabaseOptions
+from shared.environment import secret
 from shared.problems import DistransError
 
 DEFAULT_DATA_DIR = Path("distrans-data")
@@ -115,20 +116,6 @@ def with_password(db_url: str) -> str:
     if password is None or "://" not in db_url or make_url(db_url).password is not None:
         return db_url
     return make_url(db_url).set(password=password).render_as_string(hide_password=False)
-
-
-def secret(variable: str) -> str | None:
-    """What the variable holds, or the file that VARIABLE_FILE names; None without either."""
-    if value := os.environ.get(variable):
-        return value
-    file = os.environ.get(variable + "_FILE")
-    if not file:
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise DistransError(f"{file}, which {variable}_FILE names, cannot be read: {reason}.") from error
 
 
 def find_admin_token(data_dir: Path, *, create: bool) -> tuple[str, Path | None]:

@@ -9,7 +9,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.core import errors
 from server.service.uploads import OffsetMismatch
@@ -132,36 +131,6 @@ def _storage_full() -> JSONResponse:
         next_step="Tell its operator. Agents try again by themselves.",
         headers={"Retry-After": "60"},
     )
-
-
-class LastResort:
-    """ASGI middleware: an error that nobody expected is logged and answered while the request's id is still known."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        started = False
-
-        async def noting(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        except Exception:
-            if started or scope["type"] != "http":
-                raise
-            logger.exception("an unexpected error")
-            answer = problem(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                "internal-error",
-                "The coordinator met an error that it did not expect.",
-                next_step="Tell the operator the request id; the log has the rest.",
-            )
-            await answer(scope, receive, send)
 
 
 def _fault(fault: dict[str, Any]) -> str:

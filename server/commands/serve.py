@@ -45,11 +45,11 @@ def serve(
         check_root_path,
         find_admin_token,
         from_environment,
-        secret,
         split_list,
     )
     from server.store.ownership import claim
     from server.store.schema import current_version, require_current, upgrade
+    from shared.environment import secret
     from shared.http.tls import Tls
 
     if (tls_cert is None) != (tls_key is None):

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _current: ContextVar[str | None] = ContextVar("request_id", default=None)
 _acceptable = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
-access_log = logging.getLogger("server.access")
 
 
 def current_request_id() -> str | None:
@@ -31,8 +30,8 @@ class RequestIdFilter(logging.Filter):
 class RequestIds:
     """ASGI middleware: takes the caller's X-Request-ID if it is a sane one, else makes one; logs the request."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, log: str = "server.access") -> None:
+        self._app, self._log = app, logging.getLogger(log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -54,7 +53,7 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            access_log.info(
+            self._log.info(
                 "%s %s %s",
                 scope["method"],
                 path,

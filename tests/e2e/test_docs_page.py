@@ -1,30 +1,61 @@
-"""The page of the API in a real browser, under the coordinator's Content-Security-Policy."""
+"""The page of the API in a real browser, under the Content-Security-Policy of both web services."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import sync_playwright
+import httpx
+from playwright.sync_api import Page, sync_playwright
 from support.coordinator import running
+from support.predicting import Service, bundle
 from support.programs import needs
+
+from client_agent import web_service
+from client_agent.settings import ServeOptions
+
+
+@contextmanager
+def browser_page(chromium: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]  # CI runs as root
+        browser = playwright.chromium.launch(executable_path=chromium, args=options)
+        yield browser.new_page()
+        browser.close()
+
+
+def check_docs(page: Page, url: str) -> None:
+    """Every call is shown, no other host is asked, and the policy refuses nothing that the page needs."""
+    asked: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))  # also what the policy refused
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{url}/docs")
+    page.wait_for_selector(".opblock")
+    document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+    calls = [call for methods in document["paths"].values() for call in methods.values()]
+    assert page.locator(".opblock").count() == sum(len(call.get("tags", ["default"])) for call in calls)
+    page.click(".opblock-summary-path >> nth=0")
+    page.wait_for_selector(".opblock-body")
+    assert {urlsplit(address).netloc for address in asked} == {urlsplit(url).netloc}
+    assert complaints == []
 
 
 def test_a_browser_shows_every_call_and_asks_no_other_host(tmp_path: Path) -> None:
     chromium = needs("chromium")
-    asked: list[str] = []
-    complaints: list[str] = []
-    with running(f"sqlite:///{tmp_path}/distrans.db", tmp_path) as coordinator, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])  # CI runs as root
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))  # also what the policy refused
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{coordinator.url}/docs")
-        page.wait_for_selector(".opblock")
-        document = coordinator.http.get("/openapi.json").json()
-        calls = [call for methods in document["paths"].values() for call in methods.values()]
-        assert page.locator(".opblock").count() == sum(len(call["tags"]) for call in calls)
-        page.click(".opblock-summary-path >> nth=0")
-        page.wait_for_selector(".opblock-body")
-        browser.close()
-    assert {urlsplit(url).netloc for url in asked} == {urlsplit(coordinator.url).netloc}
-    assert complaints == []
+    with running(f"sqlite:///{tmp_path}/distrans.db", tmp_path) as coordinator, browser_page(chromium) as page:
+        check_docs(page, coordinator.url)
+
+
+def test_so_does_the_agents_page_and_only_under_its_own_name() -> None:
+    chromium, options = needs("chromium"), ServeOptions(port=0)
+    agent = Service(options, bundle())
+    post = "async () => (await fetch('/predict', {method: 'POST', body: 'no image'})).status"
+    with web_service.serving(agent.app, options) as port, browser_page(chromium) as page:
+        check_docs(page, f"http://127.0.0.1:{port}")
+        assert page.evaluate(post) == 415  # the page may ask; text is no image
+        rebound = page.goto(f"http://evil.example:{port}/info")
+        assert rebound is not None
+        assert rebound.status == 421
+    agent.queue.stop()

@@ -1,7 +1,6 @@
 """`/predict` to the letter of its contract."""
 
 import base64
-import io
 import json
 import re
 import threading
@@ -13,57 +12,11 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from PIL import Image
+from support.predicting import PLAN, Service, bundle, image
 
 from client_agent import serving, web_service
-from client_agent.api import create_app
-from client_agent.serving import PredictionQueue
 from client_agent.settings import ServeOptions
-from client_agent.state import Bundle
-from shared.methods import server_half
-from shared.methods.base import ClientRecord
-from shared.plan import FederationPlan, validate_plan
 from shared.runtime import Runtime
-from shared.wire import digest, encode
-
-PLAN = validate_plan(
-    {
-        "name": "pets",
-        "classes": ["cat", "dog", "eel", "fox"],
-        "image": {"channels": 1, "height": 16, "width": 16},
-        "method": {"name": "distrans", "offset_aggregation": "none"},
-    }
-)
-
-
-def bundle(number: int = 3, plan: FederationPlan = PLAN) -> Bundle:
-    """A model with random weights of its own for each number, and an offset of its own."""
-    half = server_half(plan.model_copy(update={"seed": number}))
-    state = half.initial_state()
-    me = ClientRecord(f"site {number}", (1, 1, 1, 1))
-    facts = half.facts([me])
-    personal = half.personal(state, me, [me], facts)
-    return Bundle(number, digest(encode(state.shared)), state.shared, personal, {}, facts)
-
-
-def image(seed: int = 0, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 255, (20, 20), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, kind)
-    return buffer.getvalue()
-
-
-class Service:
-    """The web service in the test's process."""
-
-    def __init__(self, options: ServeOptions, model: Bundle | None) -> None:
-        self.queue = PredictionQueue(options.queue, options.max_images, threads=1)
-        if model is not None:
-            self.queue.model = serving.build(PLAN, "site", model, Runtime())
-        self.http = TestClient(create_app(PLAN, self.queue, options, lambda: {"agent": "me"}))
-
-    def predict(self, content: bytes | None = None, kind: str = "image/png", **options: Any) -> Any:
-        return self.http.post("/predict", content=content, headers={"content-type": kind}, **options)
 
 
 @pytest.fixture
@@ -244,7 +197,7 @@ def test_a_network_that_fails_fails_its_callers_and_not_the_service(service: Ser
 
     good = service.queue.model
     service.queue.model = serving.ServingModel(broken, broken, "pets", 1, "d", None, PLAN.classes)
-    unraised = TestClient(service.http.app, raise_server_exceptions=False)
+    unraised = TestClient(service.app, "http://127.0.0.1", raise_server_exceptions=False)
     assert unraised.post("/predict", content=image(), headers={"content-type": "image/png"}).status_code == 500
     service.queue.model = good
     assert service.predict(image()).status_code == 200
@@ -279,7 +232,7 @@ def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
         connection.close()
 
     service.queue.model = models[0]
-    with web_service.serving(service.http.app, ServeOptions(port=0)) as port:
+    with web_service.serving(service.app, ServeOptions(port=0)) as port:
         threads = [threading.Thread(target=call, args=(port,)) for _ in range(8)]
         swapper = threading.Thread(target=swap)
         for thread in (*threads, swapper):

@@ -62,9 +62,9 @@ def enrol(coordinator: Coordinator, plan: FederationPlan, name: str, data: Path,
 class AgentProcess(LoggedProcess):
     """`distrans-agent run` as a process of its own, see support.forked."""
 
-    def __init__(self, state: StateFolder, *options: str) -> None:
+    def __init__(self, state: StateFolder, *options: str, **environment: str) -> None:
         command = ["distrans-agent", "run", "--state", state.path, "--port", "0", "--train-threads", "1", *options]
-        super().__init__(command, forked=True, NO_PROXY="*")
+        super().__init__(command, forked=True, NO_PROXY="*", **environment)
 
     def predict_url(self) -> str:
         """Where it serves."""

@@ -105,6 +105,8 @@ def test_compose_as_a_whole() -> None:
     (device,) = SERVICES["agent"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     assert SERVICES["agent"]["profiles"] == ["agent"]
+    # The image listens on all interfaces, which the agent refuses to do without a token.
+    assert SERVICES["agent"]["environment"]["DISTRANS_PREDICT_TOKEN_FILE"] == "/run/secrets/predict_token"
     for secret in COMPOSE["secrets"].values():
         assert secret["file"].startswith("./secrets/")
     assert "secrets/" in (ROOT / ".gitignore").read_text()

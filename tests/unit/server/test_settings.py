@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings import secret, with_password
+from server.settings import with_password
+from shared.environment import secret
 from shared.problems import DistransError
 
 

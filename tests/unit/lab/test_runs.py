@@ -312,7 +312,7 @@ class TestTheCommandLine:
         [
             (errno.ENOSPC, "a: No space left on device. Make room on the disk, then run it again."),
             (errno.EROFS, "a: Read-only file system. Name another place, or change its permissions."),
-            (errno.ENOLCK, "a: No locks available. Mend that, then run it again."),
+            (errno.ENOLCK, "a: No locks available. Fix that, then run it again."),
         ],
     )
     def test_says_what_to_do_about_it(self, number: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

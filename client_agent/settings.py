@@ -86,6 +86,7 @@ class ServeOptions:
     body_s: float = 30.0
     max_pixels: int = 25_000_000  # of an image
     max_request_pixels: int = 50_000_000
+    max_connections: int = 512  # half of them from one address; fewer where the process may open few files
     queue: int = 64
     threads: int = 1
 

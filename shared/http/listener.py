@@ -9,11 +9,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import override
+from uvicorn import Config
 
 from shared.http.addresses import as_counted, is_within
+from shared.problems import DistransError
 
 logger = logging.getLogger(__name__)
 _REPORT_EVERY_S = 10.0
+
+
+def listen(config: Config) -> socket.socket:
+    """Bind and listen: from here on connections queue up, also while the application still starts."""
+    try:
+        listening = config.bind_socket()
+    except SystemExit as error:  # uvicorn has logged why
+        raise DistransError(
+            f"Cannot listen on {config.host}:{config.port}.", next_step="Is another program there? Try --port."
+        ) from error
+    listening.listen(config.backlog)
+    return listening
 
 
 class Listener(socket.socket):

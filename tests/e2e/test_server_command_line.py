@@ -375,7 +375,7 @@ class TestFederations:
         sites = [desk.join(name) for name in ("north", "south")]
         desk.run_round({who: seed for seed, who in enumerate(sites)})
         assert works("federation", "rollback", "pets", "--to", "0").splitlines() == [
-            "pets: paused, 0 of 2 rounds, 2 clients, DH 50%",
+            "pets: paused, 0 of 2 rounds, 2 clients, DH 0%",
             "  waiting for the operator to resume it",
             "  rolled back to model 0",
         ]

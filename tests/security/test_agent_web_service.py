@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,13 @@ class Agent(Service):
 
     port: int
 
+    def connect(self) -> socket.socket:
+        """A connection that says nothing."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
     def raw(self, *lines: str, body: bytes = b"") -> socket.socket:
         """A connection that has sent this head and this much of the body."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        connection = self.connect()
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         return connection
 
@@ -273,6 +277,16 @@ class TestBodies:
     def test_a_body_that_nobody_reads_ends_the_connection(self, plain: Agent, lines: list[str], expected: int) -> None:
         for length in ("Content-Length: 100000", "Transfer-Encoding: chunked"):
             assert last_answer(plain.raw(*lines, "Host: 127.0.0.1", length))[0] == expected
+
+
+def test_one_address_cannot_take_all_connections() -> None:
+    with agent(max_connections=8) as one, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(one.connect()).sendall(b"GET /in")
+        with one.connect() as fifth, suppress(ConnectionError):
+            assert fifth.recv(100) == b""
+        with pytest.raises(httpx.TransportError):
+            one.ask("/info")
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -1,10 +1,8 @@
 """From any image to the tensor that the plan asks for: the one path that training and `/predict` share."""
 
 import io
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -32,38 +30,32 @@ class TooManyPixels(DataError):
 
 def decode(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright image; its size is checked before a pixel is decoded. DataError says what is wrong with any other."""
-    with _explained(formats), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
-        return load(open_image(source, formats, max_pixels))
+    return load(open_image(data, formats, max_pixels))
 
 
-def open_image(source: BinaryIO, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """An image of which only the header was read, and that is not too large to `load` while the source is open."""
-    with _explained(formats):
+def open_image(data: bytes | Path, formats: Collection[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """An image of which only the header was decoded, and that is not too large to `load`."""
+    try:
+        source = io.BytesIO(data if isinstance(data, bytes) else data.read_bytes())
+    except OSError as error:
+        raise DataError(f"It cannot be read: {error.strerror}.") from error
+    try:
         image: Image.Image = Image.open(source, formats=list(formats))
-        if image.width * image.height > max_pixels:
-            raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are allowed.")
-        return image
+    except UnidentifiedImageError as error:
+        raise DataError(f"Unsupported image format; {', '.join(formats)} can be used.") from error
+    except Exception as error:  # Pillow raises nearly anything for bytes that it did not expect
+        raise DataError(f"It cannot be decoded: {error}.") from error
+    if image.width * image.height > max_pixels:
+        raise TooManyPixels(f"It has {image.width}×{image.height} pixels; at most {max_pixels} are allowed.")
+    return image
 
 
 def load(image: Image.Image) -> Image.Image:
     """The pixels of an opened image, upright."""
-    with _explained():
+    try:
         image.load()
         return ImageOps.exif_transpose(image)
-
-
-@contextmanager
-def _explained(formats: Collection[str] = ()) -> Iterator[None]:
-    """Translate what Pillow raises into a DataError."""
-    try:
-        yield
-    except DataError:
-        raise
-    except UnidentifiedImageError as error:
-        raise DataError(f"Unsupported image format; {', '.join(formats)} can be used.") from error
-    except Exception as error:  # Pillow's decoders raise nearly anything for bytes that they did not expect
-        if isinstance(error, OSError) and error.errno is not None:  # the file, not what is in it
-            raise DataError(f"It cannot be read: {error.strerror}.") from error
+    except Exception as error:  # as above
         raise DataError(f"It cannot be decoded: {error}.") from error
 
 

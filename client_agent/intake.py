@@ -1,7 +1,6 @@
 """The images of a `/predict` request: out of its body, then into the plan's tensors."""
 
 import base64
-import io
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -93,7 +92,7 @@ def prepare_images(files: Sequence[bytes | str], shape: ImagePlan, options: Serv
     for index, file in enumerate(files):
         with _naming(index):
             data = file if isinstance(file, bytes) else _from_base64(file)
-            image = open_image(io.BytesIO(data), PREDICT_FORMATS, options.max_pixels)
+            image = open_image(data, PREDICT_FORMATS, options.max_pixels)
         images.append(image)
         pixels += image.width * image.height
     if pixels > options.max_request_pixels:

@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 
 from fastapi import Request, Response
+from fastapi.concurrency import iterate_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
@@ -18,6 +19,7 @@ from shared.http.problems import problem
 from shared.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
+_PIECE_BYTES = 256 * 1024
 _RANGE = re.compile(r"^bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))$")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
@@ -51,7 +53,16 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
     headers["Content-Length"] = str(end - begin)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
-    return StreamingResponse(blobs.read(ctx.db, blob.id, begin, end), status, headers, media_type=MEDIA_TYPE)
+    body = _in_small_pieces(blobs.read(ctx.db, blob.id, begin, end))
+    return StreamingResponse(body, status, headers, media_type=MEDIA_TYPE)
+
+
+async def _in_small_pieces(chunks: Iterator[bytes]) -> AsyncIterator[memoryview]:
+    """The same bytes; the connection copies a piece that it cannot send at once, and the next chunk is not yet read."""
+    async for chunk in iterate_in_threadpool(chunks):
+        view = memoryview(chunk)
+        for begin in range(0, len(view), _PIECE_BYTES):
+            yield view[begin : begin + _PIECE_BYTES]
 
 
 def _span(wanted: str, size: int) -> tuple[int, int] | None:

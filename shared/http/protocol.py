@@ -194,6 +194,7 @@ class Protocol(H11Protocol):
         self._unset_keepalive_if_required()
         if not self._is_idle():
             self.cycle.disconnected = True  # nothing that it sends from now on gets out
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.close()

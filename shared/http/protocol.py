@@ -11,6 +11,7 @@ linger_s  from an answer to a request that was not read in full until the connec
 
 import asyncio
 import hashlib
+import re
 import socket
 import struct
 import sys
@@ -28,6 +29,7 @@ from shared.http.unread_bodies import LINGER_BYTES, UnreadBodies
 CERTIFICATE = "distrans.client_certificate"  # in the scope: the SHA-256 of the caller's certificate, in hexadecimal
 MAX_HEAD_BYTES = 32 * 1024  # also of a chunk's header, and of trailers
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER for no time
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _FRAMING = {b"content-length", b"transfer-encoding"}
 
 
@@ -42,6 +44,10 @@ class _Connection(h11.Connection):
                 raise h11.RemoteProtocolError("head too large", error_status_hint=431)
             if {name for name, _ in event.headers} >= _FRAMING:  # what request smuggling is made of
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            if absolute := _ABSOLUTE.match(event.target):  # as forward proxies send it; uvicorn takes it for a path
+                path = b"/" + event.target[absolute.end() :].removeprefix(b"/")
+                headers = event.headers.raw_items()
+                return h11.Request(method=event.method, headers=headers, target=path, http_version=event.http_version)
         return event
 
 

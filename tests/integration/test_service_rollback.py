@@ -2,7 +2,7 @@
 
 import pytest
 from support.api import new_database, open_api
-from support.plans import small_plan
+from support.plans import small_plan, update_body
 from support.service import (
     MEAN_OFFSETS,
     OPERATOR,
@@ -163,9 +163,14 @@ class TestRollback:
 def test_over_the_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     plan = fedavg_plan(count=9)
     with open_api(new_database("sqlite", request, tmp_path_factory.mktemp("api"))) as api:
-        ctx = api.app.state.ctx
-        desk = Desk(ctx.db, plan)
-        run_rounds(desk, [desk.join("north")], 2)
+        api.create(plan)
+        north = api.join(plan, "north", {"cat": 1})
+        for number in range(3):
+            task = north.task(wait_s=0)
+            while task.round is None or task.round.number == number:
+                task = north.task(after=task.ticket)
+            if number < 2:
+                assert north.put(task.round.id, update_body(plan, {}, number)).status_code == 200
         path = f"/v1/federations/{plan.name}/rollback"
         assert api.call("POST", path, "no-token", json={"to": 1}).status_code == 401
         for body in ({}, {"to": -1}, {"to": True}, {"to": "1"}, {"to": 2**40}):

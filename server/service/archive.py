@@ -4,6 +4,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -72,7 +73,8 @@ def export(ctx: Context, actor: Actor, name: str, target: Path) -> Path:
             next_step="A round that ended meanwhile may have removed it: export again.",
         ) from error
     finally:
-        _discard(partial)
+        with suppress(OSError):
+            _discard(partial)
     with ctx.db.write() as session:
         record(session, ctx, actor, "federation.export", name)
     return target

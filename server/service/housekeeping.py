@@ -133,11 +133,13 @@ def clean(ctx: Context, retention: Retention, stop: threading.Event = _NEVER) ->
 
 def _let_go(ctx: Context, blob_id: str, unlink: UpdateBase | None) -> bool:
     """Remove a blob with its last reference, unless that has changed since it was looked up."""
-    if unlink is not None:
-        with ctx.db.write() as session:
-            if not session.execute(unlink).rowcount:  # type: ignore[attr-defined]  # an UPDATE's or a DELETE's has it
-                return False
-    blobs.remove(ctx.db, blob_id)
+    if unlink is None:
+        blobs.remove(ctx.db, blob_id)
+        return True
+    with ctx.db.write() as session:
+        if not session.execute(unlink).rowcount:  # type: ignore[attr-defined]  # an UPDATE's or a DELETE's has it
+            return False
+        blobs.drop(session, blob_id)
     return True
 
 

@@ -95,40 +95,52 @@ def is_unreferenced() -> ColumnElement[bool]:
 
 
 def drop(session: Session, blob_id: str) -> None:
-    """Remove a blob that nothing refers to any more, once the transaction is committed; else it will be collected."""
+    """Remove a blob that nothing refers to any more; what is left of a large one goes after the commit.
 
-    def step(db: Database) -> None:
+    If that fails, it will be collected.
+    """
+    is_gone, keys = _remove_some(session, blob_id)
+
+    def finish(db: Database) -> None:
         try:
-            remove(db, blob_id)
+            _delete_objects(db, keys)
+            if not is_gone:
+                remove(db, blob_id)
         except (SQLAlchemyError, ObjectStoreError) as error:
             logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
 
-    after_commit(session, step)
+    after_commit(session, finish)
 
 
 def remove(db: Database, blob_id: str) -> None:
     """Remove a blob that nothing refers to, a few chunks per transaction."""
     is_gone = False
     while not is_gone:
-        is_gone, keys = _remove_some(db, blob_id)
-        if db.objects is not None:
-            db.objects.delete(keys)
+        with db.write() as session:
+            is_gone, keys = _remove_some(session, blob_id)
+        _delete_objects(db, keys)
 
 
-def _remove_some(db: Database, blob_id: str) -> tuple[bool, list[str]]:
+def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
     """Remove the first chunks and, with the last ones, the blob; (whether it is gone, keys of the chunks' objects)."""
-    with db.write() as session:
-        unused = session.execute(select(Blob.id).where(Blob.id == blob_id, is_unreferenced())).first()
-        if unused is None:  # gone already; or dropped by mistake, and a blob in use is never touched
-            return True, []
-        chunks = select(BlobChunk.start, BlobChunk.object_key).where(BlobChunk.blob_id == blob_id)
-        rows = session.execute(chunks.order_by(BlobChunk.start).limit(_CHUNKS_PER_REMOVAL)).all()
-        if rows:
-            session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start <= rows[-1].start))
-        is_last = len(rows) < _CHUNKS_PER_REMOVAL
-        if is_last:
-            session.execute(delete(Blob).where(Blob.id == blob_id))
-        return is_last, [row.object_key for row in rows if row.object_key is not None]
+    session.flush()
+    session.get(Blob, blob_id, with_for_update=True)  # waits for whoever is about to refer to it
+    unused = session.execute(select(Blob.id).where(Blob.id == blob_id, is_unreferenced())).first()
+    if unused is None:  # gone already; or dropped by mistake, and a blob in use is never touched
+        return True, []
+    chunks = select(BlobChunk.start, BlobChunk.object_key).where(BlobChunk.blob_id == blob_id)
+    rows = session.execute(chunks.order_by(BlobChunk.start).limit(_CHUNKS_PER_REMOVAL)).all()
+    if rows:
+        session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start <= rows[-1].start))
+    is_last = len(rows) < _CHUNKS_PER_REMOVAL
+    if is_last:
+        session.execute(delete(Blob).where(Blob.id == blob_id))
+    return is_last, [row.object_key for row in rows if row.object_key is not None]
+
+
+def _delete_objects(db: Database, keys: list[str]) -> None:
+    if db.objects is not None:
+        db.objects.delete(keys)
 
 
 def store(db: Database, data: bytes, now: float) -> str:

@@ -31,7 +31,7 @@ def prepare_file(file: Path) -> None:
 
 def beside(file: Path) -> tuple[Path, Path]:
     """The write-ahead log and its index."""
-    return file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")
+    return Path(f"{file}-wal"), Path(f"{file}-shm")
 
 
 def sync_folder(folder: Path) -> None:
@@ -45,8 +45,9 @@ def sync_folder(folder: Path) -> None:
 
 def _hide(file: Path) -> None:
     try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-        if mode & 0o077:
+        found = file.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o077 and stat.S_ISREG(found.st_mode):  # an address may name a folder by mistake
             file.chmod(mode & 0o700)
             logger.warning("%s was open to others (mode %o); changed to %o", file, mode, mode & 0o700)
     except FileNotFoundError:

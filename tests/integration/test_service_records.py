@@ -273,6 +273,22 @@ class TestRetention:
             blobs.drop(session, desk.models()[0].blob_id)  # a mistake in some use case
         assert desk.bits(0) == before
 
+    def test_waits_for_a_transaction_that_is_about_to_refer_to_a_blob(self, clean_db: Database) -> None:
+        if clean_db.is_sqlite:
+            return  # it has one writer at a time
+        desk = Desk(clean_db)
+        blob_id = blobs.store(clean_db, b"late, but needed", 0.0)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+        with ThreadPoolExecutor(1) as pool:
+            with clean_db.write() as session:
+                session.merge(desk.models()[0]).private_blob_id = blob_id
+                session.flush()
+                removing = pool.submit(blobs.remove, clean_db, blob_id)
+                while not session.execute(waiting).scalar_one():
+                    assert not removing.done()
+            removing.result()
+        assert blobs.read_all(clean_db, blob_id) == b"late, but needed"
+
     def test_ends_early_when_the_process_stops(self, clean_db: Database) -> None:
         desk = Desk(clean_db)
         orphans = {blobs.store(clean_db, b"garbage", desk.clock.now) for _ in range(3)}

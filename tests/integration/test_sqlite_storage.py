@@ -74,6 +74,11 @@ class TestFiles:
             assert set(modes(db.file.parent).values()) == {0o600}
         assert "coordinator.db was open to others (mode 644); changed to 600" in caplog.text
 
+    def test_do_not_include_a_folder_that_was_named_by_mistake(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        Database(f"sqlite:///{tmp_path}").close()
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
     def test_that_cannot_be_created_are_an_error_with_a_next_step(self, tmp_path: Path) -> None:
         with pytest.raises(DatabaseError, match="cannot be created: File name too long") as caught:
             Database(f"sqlite:///{tmp_path / ('x' * 300)}")

@@ -18,6 +18,7 @@ from uvicorn.supervisors import Multiprocess
 
 from server.app import create_app
 from server.settings import Settings
+from shared.http import listener
 from shared.http.listener import Listener
 from shared.http.request_id import RequestIdFilter
 from shared.http.tls import Tls
@@ -73,13 +74,7 @@ def serve(settings: Settings, listen: Listen) -> None:
         loop="server.serve:Loop",
     )
     configure_logging(listen.log_format, listen.log_level)
-    try:
-        socket = config.bind_socket()
-    except SystemExit as error:  # uvicorn has logged why
-        raise DistransError(
-            f"Cannot listen on {listen.host}:{listen.port}.", next_step="Is another program there? Try --port."
-        ) from error
-    socket.listen(config.backlog)  # from here on connections queue up, also while the workers start
+    socket = listener.listen(config)
     scheme = "https" if listen.tls else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     server = uvicorn.Server(config)

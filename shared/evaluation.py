@@ -16,8 +16,6 @@ from shared.schemas import MAX_IMAGES, MAX_LOSS
 
 _Count = Annotated[int, Field(ge=0, le=MAX_IMAGES)]
 
-MAX_MEAN_LOSS = 1e4  # chance among 100,000 classes is 11.5: beyond this, more loss says nothing more
-
 
 class Evaluation(Frozen):
     """Counts over held-out images. Positives are of a class that the client trains on, negatives of any other."""
@@ -64,7 +62,7 @@ def evaluate(
 ) -> Evaluation:
     """Count over all batches of (images, labels); the predictor may live on any device.
 
-    Raises DistransError for a model without a finite loss. A batch's mean loss counts as at most MAX_MEAN_LOSS.
+    Raises DistransError for a model without a finite loss. A batch's mean loss counts as at most MAX_LOSS.
     """
     total = Evaluation(samples=0, correct=0, loss_sum=0.0)
     own = torch.tensor(sorted(own_classes), dtype=torch.int64)
@@ -83,7 +81,7 @@ def evaluate(
         total += Evaluation(
             samples=len(labels),
             correct=int(right.sum()),
-            loss_sum=min(max(loss, 0.0), MAX_MEAN_LOSS) * len(labels),
+            loss_sum=min(max(loss, 0.0), MAX_LOSS) * len(labels),
             negatives=int(negative.sum()),
             negatives_correct=int((right & negative).sum()),
             negatives_as_own=int((torch.isin(predicted, own) & negative).sum()),

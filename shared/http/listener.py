@@ -20,13 +20,15 @@ _REPORT_EVERY_S = 10.0
 
 def listen(config: Config) -> socket.socket:
     """Bind and listen: from here on connections queue up, also while the application still starts."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listening = config.bind_socket()
-    except SystemExit as error:  # uvicorn has logged why
+        listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+    except OSError as error:
         raise DistransError(
-            f"Cannot listen on {config.host}:{config.port}.", next_step="Is another program there? Try --port."
+            f"Cannot listen on {config.host}:{config.port}: {error.strerror}.",
+            next_step="Is another program there? Try --port.",
         ) from error
-    listening.listen(config.backlog)
+    listening.set_inheritable(True)  # worker processes accept from it
     return listening
 
 

@@ -169,3 +169,14 @@ def test_a_cancelled_federation_ends_the_agent(api: SocketApi, data: Path, tmp_p
         agent.wait()
     assert isinstance(agent.ended_with, AgentEnded)
     assert "cancelled" in str(agent.ended_with)
+
+
+def test_a_plan_with_thousands_of_classes_reaches_the_site(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    """The plan travels in the model's metadata; the limit on that must leave room for every plan that is accepted."""
+    plan = digits_plan("many-classes", rounds=1, clients=1)
+    plan = plan.model_copy(update={"classes": (*plan.classes, *(f"class number {number}" for number in range(4000)))})
+    api.create(plan)
+    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    with AgentThread(state, exit_when_finished=True) as agent:
+        agent.wait_for_line("model 1 is here")
+    assert [line.served for line in state.history()] == [True, True]

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from shared.evaluation import MAX_MEAN_LOSS, Evaluation, evaluate
+from shared.evaluation import Evaluation, evaluate
 from shared.problems import DistransError
+from shared.schemas import MAX_LOSS
 from shared.tensor_data import TensorData
 
 NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
@@ -134,4 +135,4 @@ def test_a_huge_loss_is_limited_and_still_counts() -> None:
         return torch.tensor([3.75e6, -3.75e6, 0.0, 0.0]).expand(len(images), -1)
 
     found = evaluate(bad, batches_of([(0, 1), (0, 1)]), {0, 1})
-    assert (found.samples, found.correct, found.loss_sum) == (2, 0, 2 * MAX_MEAN_LOSS)
+    assert (found.samples, found.correct, found.loss_sum) == (2, 0, 2 * MAX_LOSS)

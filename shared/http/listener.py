@@ -24,8 +24,9 @@ def listen(config: Config) -> socket.socket:
     try:
         listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
     except OSError as error:
+        cause = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise DistransError(
-            f"Cannot listen on {config.host}:{config.port}: {error.strerror}.",
+            f"Cannot listen on {config.host}:{config.port}: {cause}.",
             next_step="Is another program there? Try --port.",
         ) from error
     listening.set_inheritable(True)  # worker processes accept from it

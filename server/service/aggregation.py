@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -52,16 +52,29 @@ class Aggregator:
 
     def step(self) -> bool:
         """Fold what has landed, finish what is complete."""
-        with self._ctx.db.read() as session:
-            query = select(Round.id, Round.federation_id, Round.state).where(Round.state.in_(["open", "aggregating"]))
-            rounds = session.execute(query.order_by(Round.id)).all()
-        for gone in self._folds.keys() - {row.id for row in rounds}:
+        rounds = self._with_updates()
+        for gone in self._folds.keys() - {row[0] for row in rounds}:
             del self._folds[gone]
         worked = False
-        for round_id, federation_id, state in rounds:
+        for round_id, federation_id, state, updates in rounds:
+            fold = self._folds.get(round_id)
+            if state == "open" and fold is not None and len(fold.folded) == updates:
+                continue
             with self._isolation.of(federation_id):
                 worked |= self._try_round(round_id, state)
         return worked
+
+    def _with_updates(self) -> list[tuple[int, int, str, int]]:
+        """The rounds under way that somebody has uploaded to; one query, because thousands may wait for a first one."""
+        query = (
+            select(Round.id, Round.federation_id, Round.state, func.count())
+            .join(Update, Update.round_id == Round.id)
+            .where(Round.state.in_(["open", "aggregating"]))
+            .group_by(Round.id, Round.federation_id, Round.state)
+            .order_by(Round.id)
+        )
+        with self._ctx.db.read() as session:
+            return [(number, owner, state, count) for number, owner, state, count in session.execute(query)]
 
     def _try_round(self, round_id: int, state: str) -> bool:
         try:

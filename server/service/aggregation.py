@@ -230,7 +230,7 @@ class Aggregator:
 
 @dataclass(frozen=True)
 class FoldableRound:
-    """A round under way that is aggregating or has updates."""
+    """A round under way that somebody has uploaded to."""
 
     id: int
     federation_id: int
@@ -239,14 +239,12 @@ class FoldableRound:
 
 
 def rounds_to_fold(session: Session) -> list[FoldableRound]:
-    """Find them with one query, which leaves out the many open rounds that nobody has uploaded to yet."""
-    landed = func.count(Update.client_id)
+    """Find them with one query: thousands of rounds may be waiting for their first update."""
     query = (
-        select(Round.id, Round.federation_id, Round.state, landed)
-        .outerjoin(Update, Update.round_id == Round.id)
+        select(Round.id, Round.federation_id, Round.state, func.count())
+        .join(Update, Update.round_id == Round.id)
         .where(Round.state.in_(["open", "aggregating"]))
         .group_by(Round.id, Round.federation_id, Round.state)
-        .having((landed > 0) | (Round.state == "aggregating"))
     )
     return [FoldableRound(*row) for row in session.execute(query.order_by(Round.id))]
 

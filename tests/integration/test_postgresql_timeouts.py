@@ -69,7 +69,7 @@ def test_deadlines_of_other_federations_pass(url: str, db: Database) -> None:
     desks = [Desk(db, fedavg_plan(name, deadline_s=60)) for name in ("stuck", "free")]
     for desk in desks:
         desk.join("north")
-        desk.clock.advance(60)
+        desk.wait(60)
     with vanished_replica(url, "stuck") as session:
         housekeeping.pass_deadlines(desks[0].ctx)
         assert [desk.view.state for desk in desks] == ["running", "paused"]

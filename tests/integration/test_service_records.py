@@ -306,7 +306,7 @@ class TestRetention:
         body = desk.body(1)
         for begin in (0, 100):
             part = UploadPart(desk.ctx, north, desk.round.id, begin, len(body), digest(body))
-            desk.clock.advance(25 * 3600)
+            desk.wait(25 * 3600)
             found = housekeeping._expired_transfers(desk.ctx, Retention())
             part.feed(body[begin : begin + 100])
         ((blob_id, unlink),) = found

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
-from server.service.housekeeping import Retention
+from server.service.cleaning import Retention
 from server.service.tokens import new_secret
 from server.store.session import DatabaseOptions
 from shared.environment import secret
@@ -40,7 +40,7 @@ class Settings:
     blobs: str | None = None  # s3://bucket/prefix; None: in the database
     database: DatabaseOptions = field(default_factory=DatabaseOptions)
     retention: Retention = field(default_factory=Retention)
-    max_json_bytes: int = 8 * 1024 * 1024  # of the admin; others may send 1 MiB
+    max_json_bytes: int = 8 * 1024 * 1024
     json_body_s: float = 30.0  # a JSON body has to be there by then
     requests_per_s: float = 100.0  # of one caller or unknown address, in each process; 0: any number
     uploads_per_client: int = 4  # under way in each process; 0: any number

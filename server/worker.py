@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.service.aggregation import Aggregator
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
-from server.service.housekeeping import Heartbeats, Retention, clean, collect_objects, pass_deadlines
+from server.service.housekeeping import Heartbeats, pass_deadlines
 from server.service.isolation import Isolation
 from server.service.uptime import UptimeCounter
 
@@ -31,14 +32,15 @@ class Worker:
         self._ctx, self._heartbeats = ctx, heartbeats
         self._stopping = threading.Event()
         aggregator, uptime = Aggregator(ctx), UptimeCounter(ctx)
+        cleaner = Cleaner(ctx, retention, self._stopping)
         deadlines_apart, heartbeats_apart = Isolation(ctx), Isolation(ctx)
         jobs = (
             Job("aggregation", 0.5, aggregator.step, ctx.db.work),
             Job("uptime", 2, uptime.count),
             Job("deadlines", 0.5, lambda: pass_deadlines(ctx, deadlines_apart)),
             Job("heartbeats", 2, lambda: heartbeats.flush(ctx, heartbeats_apart)),
-            Job("cleaning", 30, lambda: clean(ctx, retention, self._stopping)),
-            Job("objects", 3600, lambda: collect_objects(ctx, retention)),  # lists all of them
+            Job("cleaning", 30, cleaner.clean),
+            Job("objects", 3600, cleaner.collect_objects),
         )
         self._threads = [threading.Thread(target=self._repeat, args=(job,), name=job.name, daemon=True) for job in jobs]
 

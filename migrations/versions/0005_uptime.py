@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.util import CommandError
 
 revision: str = "0005"
 down_revision: str | Sequence[str] | None = "0004"
@@ -62,7 +63,13 @@ def _describe_models() -> None:
 
 
 def downgrade() -> None:
-    """Take it back. Deadlines are lost: a round that is open is due as soon as the older release looks at it."""
+    """Take it back; refused while a round is under way. Agents will register their held-out images again."""
+    under_way = "SELECT count(*) FROM rounds WHERE state IN ('open', 'aggregating')"
+    if count := op.get_bind().execute(sa.text(under_way)).scalar_one():
+        raise CommandError(
+            f"The downgrade would lose the deadlines of {count} rounds under way, and the older release would close "
+            "them at once. Let them finish, or cancel their federations, then downgrade again."
+        )
     op.add_column("transfers", sa.Column("last_byte_at", sa.Float(), nullable=False, server_default="0"))
     op.drop_column("transfers", "grown_uptime")
     op.drop_column("transfers", "touched_uptime")

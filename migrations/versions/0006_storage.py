@@ -1,4 +1,4 @@
-"""Indexes on the references to blobs; the coordinator's identity, which marks its prefix in an object store."""
+"""Indexes on the references to blobs, which need no date; the identity that marks a prefix in an object store."""
 
 from collections.abc import Sequence
 
@@ -24,6 +24,7 @@ def upgrade() -> None:
     """Bring the schema up to this revision."""
     for table, column in _REFERENCES:
         op.create_index(f"ix_{table}_{column}", table, [column])
+    op.drop_column("blobs", "created_at")
     op.create_table(
         "coordinator",
         sa.Column("place", sa.Integer(), autoincrement=False, nullable=False),
@@ -42,5 +43,6 @@ def downgrade() -> None:
             "object .distrans-owner in the prefix, then downgrade again."
         )
     op.drop_table("coordinator")
+    op.add_column("blobs", sa.Column("created_at", sa.Float(), nullable=False, server_default="0"))
     for table, column in reversed(_REFERENCES):
         op.drop_index(f"ix_{table}_{column}", table)

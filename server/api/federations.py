@@ -59,10 +59,11 @@ async def list_federations(ctx: Ctx, caller: AnyCaller, limits: LimitsOf) -> Res
     return await limits.in_history_thread(lambda: _json(federations.list_all(ctx, only)))
 
 
-@router.get("/v1/federations/{name}", responses=_READ)
-def show(ctx: Ctx, caller: Member, name: str) -> FederationView:
+@router.get("/v1/federations/{name}", dependencies=[HISTORY], responses=_READ, response_model=FederationView)
+async def show(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """A federation: its state, what it waits for, its plan; a client is told how many others there are, not who."""
-    return federations.show(ctx, name, for_operator=caller.identity is None)
+    operator = caller.identity is None
+    return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, for_operator=operator)))
 
 
 @router.post("/v1/federations/{name}/start", responses=_CHANGE)
@@ -107,10 +108,10 @@ def invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = N
     return enrolment.invite(ctx, caller.actor, name, (request or InviteRequest()).expires_in_s)
 
 
-@router.get("/v1/federations/{name}/clients", responses=_READ)
-def list_clients(ctx: Ctx, caller: Member, name: str) -> list[ClientView]:
+@router.get("/v1/federations/{name}/clients", dependencies=[HISTORY], responses=_READ, response_model=list[ClientView])
+async def list_clients(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """The clients; a client sees itself."""
-    return enrolment.clients_of(ctx, name, caller.only_client)
+    return await limits.in_history_thread(lambda: _json(enrolment.clients_of(ctx, name, caller.only_client)))
 
 
 @router.post("/v1/federations/{name}/clients/{client}/revoke", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)

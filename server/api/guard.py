@@ -21,8 +21,6 @@ from server.core.errors import NotAuthenticated, TooLarge, TooMany
 from server.settings import Settings
 from shared.http.problems import problem
 
-CLIENT_JSON_BYTES = 1024 * 1024  # of callers other than the admin, whose plans may be large
-
 Authenticator = Callable[[Request, str], Authenticated]
 
 
@@ -42,7 +40,8 @@ def guarded(authenticate: Authenticator) -> type[APIRoute]:
                 if not takes_json:
                     return await handle(request)
                 try:
-                    body = await _read(request, _body_limit(request))
+                    async with request.app.state.limits.bodies.hold(request.state.caller.key):
+                        body = await _read(request, _settings(request).max_json_bytes)
                 except TimeoutError:
                     return _too_slow(_settings(request).json_body_s)
                 except ClientDisconnect:  # nobody is there to be answered
@@ -71,11 +70,6 @@ async def admit(request: Request, authenticate: Authenticator) -> None:
 
 def _settings(request: Request) -> Settings:
     return request.app.state.settings  # type: ignore[no-any-return]
-
-
-def _body_limit(request: Request) -> int:
-    most = _settings(request).max_json_bytes
-    return most if request.state.caller.key == "admin" else min(most, CLIENT_JSON_BYTES)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -20,6 +20,7 @@ from server.api.concurrency import Concurrency
 from server.settings import Settings
 
 ADMIN_FACTOR = 8  # the operator's scripts and dashboards may do this many times what a client may
+BODIES_PER_CALLER = 4  # JSON; each may have max_json_bytes
 _HISTORY_THREADS = 2
 _PERSONAL_THREADS = 8
 T = TypeVar("T")
@@ -70,6 +71,9 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         self.polls = Polls(settings.polls_per_client)
+        self.bodies = Concurrency(
+            BODIES_PER_CALLER, "too-many-bodies", f"One caller may send {BODIES_PER_CALLER} JSON bodies at a time."
+        )
         uploads = settings.uploads_per_client
         self.uploads = Concurrency(uploads, "too-many-uploads", f"One client may have {uploads} uploads under way.")
         self.downloads = _PerCaller(settings.downloads_per_client, "too-many-downloads", "downloads")

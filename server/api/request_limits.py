@@ -118,15 +118,20 @@ class RequestLimits:
                     "The request has several Authorization headers.",
                     next_step="Send one token, as Authorization: Bearer TOKEN.",
                 )
-            elif not throttle.was_good(token_of(headers)) and (wait_s := self._spend(scope)):
+            elif wait_s := self._budget.spend(self._key(scope, throttle, token_of(headers))):
                 answer = problem(
                     HTTPStatus.TOO_MANY_REQUESTS,
                     "too-many-requests",
-                    f"Without a known token, one address may make {self._budget.per_s:g} requests per second.",
+                    f"One token, or one address without a known token, may make {self._budget.per_s:g} requests per "
+                    "second.",
                     next_step=f"Try again in {wait_s} s.",
                     headers={"Retry-After": str(wait_s)},
                 )
         await answer(scope, receive, send)
 
-    def _spend(self, scope: Scope) -> int:
-        return self._budget.spend(as_counted((scope.get("client") or ("",))[0]))
+    @staticmethod
+    def _key(scope: Scope, throttle: "FailureThrottle", token: str | None) -> str:
+        """A known token has a budget of its own: others at its address must not use it up."""
+        if token is not None and throttle.was_good(token):
+            return _digest(token).hex()
+        return as_counted((scope.get("client") or ("",))[0])

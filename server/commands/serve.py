@@ -38,7 +38,7 @@ def serve(
     """Run the coordinator."""
     from server.serve import Listen, configure_logging
     from server.serve import serve as serve_forever
-    from server.service.housekeeping import Retention
+    from server.service.cleaning import Retention
     from server.settings import (
         Settings,
         check_networks,

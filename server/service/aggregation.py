@@ -165,13 +165,17 @@ class Aggregator:
         state = fold.finish(previous, self._uploads(round_.id, roster), roster, facts)
         _refuse_nonfinite(federation, state, roster, facts)
         self._on_stage("before-store")
-        now = ctx.clock()
         metadata = {"plan": federation.plan, "model": str(round_.number)}
-        model_id = blobs.store(ctx.db, encode(state.shared, metadata), now)
-        private_id = blobs.store(ctx.db, encode(state.private), now) if state.private else None
-        self._on_stage("before-publish")
-        with ctx.db.write() as session:
-            self._publish(session, round_.id, model_id, private_id)
+        model_id = private_id = None
+        try:
+            model_id = blobs.store(ctx.db, encode(state.shared, metadata))
+            private_id = blobs.store(ctx.db, encode(state.private)) if state.private else None
+            self._on_stage("before-publish")
+            with ctx.db.write() as session:
+                self._publish(session, round_.id, model_id, private_id)
+        except Exception:  # it will be tried again, with new blobs
+            blobs.discard(ctx.db, model_id, private_id)
+            raise
         self._on_stage("after-publish")
 
     def _uploads(self, round_id: int, roster: list[ClientRecord]) -> Iterator[tuple[ClientRecord, Tensors]]:

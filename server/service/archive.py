@@ -158,8 +158,8 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
         plan = validate_plan(plan.model_dump() | {"name": new_name})
     plan_json, now, number = plan.model_dump_json(), ctx.clock(), summary.model
     shared, private = _tensors(files, summary, half_of(plan_json), source)
-    model_id = blobs.store(ctx.db, encode(shared, {"plan": plan_json, "model": str(number)}), now)
-    private_id = blobs.store(ctx.db, encode(private), now) if private else None
+    model_id = blobs.store(ctx.db, encode(shared, {"plan": plan_json, "model": str(number)}))
+    private_id = blobs.store(ctx.db, encode(private)) if private else None
     ended = summary.state in ENDED
     try:
         with ctx.db.write() as session:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from sqlalchemy.orm import Session, object_session
 
-from server.store.session import Database, add_last
+from server.store.session import Database, add_last, after_commit
 from server.store.tables import AuditEntry, Client, Federation
 from shared.methods import server_half
 from shared.methods.base import ClientRecord, Facts, ServerHalf
@@ -45,7 +45,7 @@ def wake(federation: Federation) -> None:
     """The background worker of this process should look, once this is committed."""
     session = object_session(federation)
     if session is not None:
-        session.info["wake"] = True
+        after_commit(session, lambda db: db.work.set())
 
 
 def record(session: Session, ctx: Context, actor: Actor, action: str, federation: str = "", **detail: object) -> None:

@@ -40,8 +40,8 @@ def create(ctx: Context, actor: Actor, plan: FederationPlan, weights: Path | Non
     plan_json = plan.model_dump_json()
     state = half_of(plan_json).initial_state(load_pretrained(plan, weights))
     now = ctx.clock()
-    model_id = blobs.store(ctx.db, encode(state.shared, {"plan": plan_json, "model": "0"}), now)
-    private_id = blobs.store(ctx.db, encode(state.private), now) if state.private else None
+    model_id = blobs.store(ctx.db, encode(state.shared, {"plan": plan_json, "model": "0"}))
+    private_id = blobs.store(ctx.db, encode(state.private)) if state.private else None
     try:
         with ctx.db.write() as session:
             federation = Federation(

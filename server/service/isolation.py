@@ -4,12 +4,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from server.service.context import Context
 from server.service.progress import set_state
+from server.store.failures import StorageFull
 from server.store.objects import ObjectMissing, ObjectStoreError
 from server.store.session import LOCK
 from server.store.tables import Federation
@@ -19,10 +21,18 @@ FAILURES_BEFORE_PAUSE = 5
 
 
 def is_storage_failure(error: Exception) -> bool:
-    """Whether the database or the object store is away, which is no federation's fault and may pass."""
+    """Whether the database or the object store is away or full, which is no federation's fault and may pass."""
     if isinstance(error, ObjectMissing):
         return False
-    return isinstance(error, OperationalError | InterfaceError | InternalError | PoolTimeout | ObjectStoreError)
+    kinds = OperationalError | InterfaceError | InternalError | PoolTimeout | ObjectStoreError | StorageFull
+    return isinstance(error, kinds)
+
+
+@dataclass
+class Outcome:
+    """How some work on a federation ended."""
+
+    storage_failed: bool = False
 
 
 class Isolation:
@@ -33,13 +43,15 @@ class Isolation:
         self._failures: defaultdict[int, int] = defaultdict(int)
 
     @contextmanager
-    def of(self, federation_id: int) -> Iterator[None]:
+    def of(self, federation_id: int) -> Iterator[Outcome]:
         """Work on one federation; no exception gets out."""
+        outcome = Outcome()
         try:
-            yield
+            yield outcome
         except Exception as error:
             logger.exception("federation %d: its background work failed; trying again", federation_id)
-            if not is_storage_failure(error):
+            outcome.storage_failed = is_storage_failure(error)
+            if not outcome.storage_failed:
                 self._count(federation_id, error)
         else:
             self._failures.pop(federation_id, None)
@@ -59,5 +71,5 @@ class Isolation:
         with self._ctx.db.write() as session:
             federation = session.get_one(Federation, federation_id, with_for_update=LOCK)
             if federation.state == "running":
-                reason = f"the coordinator failed {FAILURES_BEFORE_PAUSE} times in a row to move it on"
+                reason = f"the coordinator failed to process it {FAILURES_BEFORE_PAUSE} times in a row"
                 set_state(session, self._ctx, federation, "paused", reason, detail)

@@ -1,6 +1,6 @@
 """Global models beyond their bytes: which states are kept, which is the best, and the way back to an older one."""
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict
@@ -19,10 +19,7 @@ def drop_old_states(session: Session, federation: Federation) -> None:
     query = select(Model).where(Model.federation_id == federation.id, Model.private_blob_id.is_not(None))
     for model in session.execute(query.order_by(Model.number.desc()).offset(KEPT_STATES)).scalars().all():
         blob_id, model.private_blob_id, model.private_dropped = model.private_blob_id, None, True
-        session.flush()
-        still_used = session.execute(select(exists().where(Model.private_blob_id == blob_id))).scalar_one()
-        if not still_used:  # a model that was rolled back to shares its state
-            blobs.drop(session, str(blob_id))
+        blobs.drop(session, str(blob_id))  # unless a model that was rolled back to shares it
 
 
 def note_accuracy(session: Session, federation: Federation, model_number: int) -> None:
@@ -32,8 +29,15 @@ def note_accuracy(session: Session, federation: Federation, model_number: int) -
         return
     if federation.best_accuracy is None or accuracy > federation.best_accuracy:
         federation.best_accuracy, federation.best_model, federation.stale_rounds = accuracy, model_number, 0
-    else:
+    elif not _is_copy(session, federation, model_number):
         federation.stale_rounds += 1
+
+
+def _is_copy(session: Session, federation: Federation, number: int) -> bool:
+    """Whether a model was published by a rollback, so that its accuracy has counted before."""
+    base = base_of(session, federation, number)
+    query = select(Model.blob_id).where(Model.federation_id == federation.id, Model.number.in_([number, base]))
+    return base is not None and len(set(session.execute(query).scalars())) == 1
 
 
 def roll_back(ctx: Context, actor: Actor, name: str, to: int) -> None:

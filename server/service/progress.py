@@ -193,6 +193,7 @@ def note_seen(session: Session, ctx: Context, round_id: int, client_ids: Collect
     if round_ is None:
         return
     federation = session.get_one(Federation, round_.federation_id, with_for_update=LOCK)  # first, as everywhere
+    session.refresh(round_, with_for_update=LOCK)
     session.execute(
         update(Participant)
         .where(Participant.round_id == round_id, Participant.client_id.in_(client_ids))

@@ -185,7 +185,7 @@ def _personal(
             f"This client's tensors for model {number} are not finite numbers.",
             next_step="The operator can go back to an older model: distrans-server federation rollback.",
         )
-    blob_id = blobs.store(ctx.db, encode(tensors, {"model": str(number)}), ctx.clock())
+    blob_id = blobs.store(ctx.db, encode(tensors, {"model": str(number)}))
     try:
         with ctx.db.write() as session:
             session.add(

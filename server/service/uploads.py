@@ -273,7 +273,7 @@ def _new_transfer(
         id=uuid.uuid4().hex,
         round_id=round_id,
         client_id=identity.client_id,
-        blob_id=blobs.begin_blob(session, now),
+        blob_id=blobs.begin_blob(session),
         resumable=resumable,
         length_bytes=length,
         digest=digest,

@@ -19,17 +19,15 @@ LONGEST_STEP_S = 60.0  # a process that could not reach its database for longer 
 
 
 def uptime(session: Session) -> float:
-    """Seconds that the coordinator has been up, as of the last count."""
-    return session.execute(select(CoordinatorClock.uptime)).scalar() or 0.0
+    """Return the seconds that the coordinator has been up, as of the last count."""
+    return session.execute(select(CoordinatorClock.uptime)).scalar_one()
 
 
 def wall_time(session: Session, ctx: Context, at_uptime: float) -> float:
     """When the coordinator will have been up that long if it stays up: whole seconds, for people to read."""
-    row, now = session.get(CoordinatorClock, _THE_ROW), ctx.clock()
-    counted_at, counted = (row.counted_at, row.uptime) if row else (now, 0.0)
-    if abs(now - counted_at) > LONGEST_STEP_S:  # it is down, or the clock was set
-        counted_at = now
-    return math.floor(counted_at + (at_uptime - counted))
+    row, now = session.get_one(CoordinatorClock, _THE_ROW), ctx.clock()
+    is_current = abs(now - row.counted_at) <= LONGEST_STEP_S  # else it is down, or the clock was set
+    return math.floor((row.counted_at if is_current else now) + (at_uptime - row.uptime))
 
 
 class UptimeCounter:
@@ -46,10 +44,7 @@ class UptimeCounter:
             self._last = None
             return
         with self._ctx.db.write() as session:
-            row = session.get(CoordinatorClock, _THE_ROW, with_for_update=LOCK)
-            if row is None:
-                row = CoordinatorClock(id=_THE_ROW, uptime=0.0)  # a new database
-                session.add(row)
+            row = session.get_one(CoordinatorClock, _THE_ROW, with_for_update=LOCK)
             if self._last is not None:
                 passed_s = min(now - self._last[0], self._longest_step_s)
                 row.uptime = max(row.uptime, self._last[1] + passed_s)

@@ -2,13 +2,13 @@
 
 The chunks are rows; their bytes are in the rows too, or in an object store when one is configured. An object is written
 before the row that refers to it and removed after that row is gone: a crash in between leaves an object that nothing
-refers to, never a row without its bytes. `collect_objects` removes such objects.
+refers to, never a row without its bytes. `server.service.cleaning` removes such objects.
 """
 
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, delete, exists, select
@@ -35,9 +35,9 @@ class Piece:
     object_key: str | None
 
 
-def begin_blob(session: Session, now: float, blob_id: str | None = None) -> str:
+def begin_blob(session: Session, blob_id: str | None = None) -> str:
     """A new, empty blob."""
-    blob = Blob(id=blob_id or uuid.uuid4().hex, size_bytes=0, digest=None, created_at=now)
+    blob = Blob(id=blob_id or uuid.uuid4().hex, size_bytes=0, digest=None)
     session.add(blob)
     session.flush()
     return blob.id
@@ -104,10 +104,10 @@ def drop(session: Session, blob_id: str) -> None:
     def finish(db: Database) -> None:
         try:
             _delete_objects(db, keys)
-            if not is_gone:
-                remove(db, blob_id)
-        except (SQLAlchemyError, ObjectStoreError) as error:
-            logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
+        except ObjectStoreError as error:
+            logger.warning("objects of blob %s were not removed, they will be collected: %s", blob_id, error)
+        if not is_gone:
+            discard(db, blob_id)
 
     after_commit(session, finish)
 
@@ -143,18 +143,36 @@ def _delete_objects(db: Database, keys: list[str]) -> None:
         db.objects.delete(keys)
 
 
-def store(db: Database, data: bytes, now: float) -> str:
-    """Write a whole blob in short transactions, one per chunk, and seal it; nothing refers to it yet."""
+def store(db: Database, data: bytes) -> str:
+    """Write a whole blob in short transactions, one per chunk, and seal it; nothing refers to it yet.
+
+    Leaves nothing behind when it fails; StorageFull, before a byte is written, when there is no room.
+    """
     blob_id = uuid.uuid4().hex
-    for begin in range(0, max(len(data), 1), CHUNK_BYTES):
-        pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
-        with db.write() as session:
-            if begin == 0:
-                begin_blob(session, now, blob_id)
-            append(session, blob_id, pieces)
-            if begin + CHUNK_BYTES >= len(data):
-                seal(session, blob_id, hashlib.sha256(data).hexdigest())
+    if db.objects is None:
+        db.require_room(len(data))
+    try:
+        for begin in range(0, max(len(data), 1), CHUNK_BYTES):
+            pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
+            with db.write() as session:
+                if begin == 0:
+                    begin_blob(session, blob_id)
+                append(session, blob_id, pieces)
+                if begin + CHUNK_BYTES >= len(data):
+                    seal(session, blob_id, hashlib.sha256(data).hexdigest())
+    except Exception:
+        discard(db, blob_id)
+        raise
     return blob_id
+
+
+def discard(db: Database, *blob_ids: str | None) -> None:
+    """Remove blobs that were written in vain; what cannot be removed now will be collected."""
+    for blob_id in filter(None, blob_ids):
+        try:
+            remove(db, blob_id)
+        except (SQLAlchemyError, ObjectStoreError) as error:
+            logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -209,19 +227,22 @@ def read_all(db: Database, blob_id: str) -> bytes:
     return b"".join(read(db, blob_id))
 
 
-def collect_objects(db: Database, before: float) -> int:
-    """Remove objects that nothing refers to and that were written before a moment; how many.
-
-    Refused when the prefix belongs to another coordinator, whose objects would all look like garbage.
-    """
-    removed = 0
-    for keys in db.objects.older_than(before) if db.objects is not None else ():
+def unreferenced_objects(db: Database) -> set[str]:
+    """The keys of the objects that no chunk refers to, among them those that are about to be referred to."""
+    found: set[str] = set()
+    for keys in db.objects.list_keys() if db.objects is not None else ():
         blob_ids = {key.partition("/")[0] for key in keys}
         with db.read() as session:
             chunks = select(BlobChunk.object_key).where(BlobChunk.blob_id.in_(blob_ids))
-            dead = sorted(set(keys) - set(session.execute(chunks).scalars()))
-        if db.objects is not None and dead:
-            claim(db)
-            db.objects.delete(dead)
-        removed += len(dead)
-    return removed
+            found |= set(keys) - set(session.execute(chunks).scalars())
+    return found
+
+
+def delete_objects(db: Database, keys: Collection[str]) -> None:
+    """Remove objects that nothing refers to.
+
+    Refused when the prefix belongs to another coordinator, whose objects would all look like garbage.
+    """
+    if db.objects is not None and keys:
+        claim(db)
+        db.objects.delete(sorted(keys))

@@ -91,12 +91,11 @@ class Objects:
             page = list(keys[begin : begin + _PAGE])
             self._call(lambda store, api: api.delete(store, page))  # noqa: B023 - called at once
 
-    def older_than(self, at: float) -> Iterator[list[str]]:
-        """The keys of all objects of blobs that were written before a moment, a page at a time."""
+    def list_keys(self) -> Iterator[list[str]]:
+        """The keys of all objects of blobs, a page at a time."""
         pages = iter(self._call(lambda store, api: api.list(store, chunk_size=_PAGE)))
         while page := self._call(lambda _store, _api: next(pages, None)):
-            old = [str(found["path"]) for found in page if found["last_modified"].timestamp() < at]
-            yield [key for key in old if key != OWNER_KEY]
+            yield [str(found["path"]) for found in page if found["path"] != OWNER_KEY]
 
     def _call(self, step: Callable[["S3Store", Any], Result]) -> Result:
         import obstore

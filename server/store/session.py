@@ -49,15 +49,6 @@ class DatabaseOptions:
     timeouts: postgresql.Timeouts = field(default_factory=postgresql.Timeouts)
 
 
-class _Writing(Session):
-    """A session whose `info` says what follows from the transaction, and nothing when it was taken back."""
-
-    @override
-    def rollback(self) -> None:
-        self.info.clear()
-        super().rollback()
-
-
 def add_last(session: Session, row: DeclarativeBase) -> None:
     """Insert a row as the last step of the transaction: ids of such rows are given in the order of the commits.
 
@@ -129,11 +120,9 @@ class Database:
         Keep it short: on SQLite all other writers wait, on PostgreSQL those that need the same rows.
         """
         turn: AbstractContextManager[Any] = self._writing if self.is_sqlite else nullcontext()
-        with turn, _Writing(self._write_engine, expire_on_commit=False) as session, session.begin():
+        with turn, Session(self._write_engine, expire_on_commit=False) as session, session.begin():
             yield session
             self._insert_last(session)
-        if session.info.get("wake"):
-            self.work.set()
         for step in session.info.get(_AFTER_COMMIT, []):
             step(self)
         if self.is_sqlite and time.monotonic() >= self._checkpoint_at:
@@ -187,25 +176,25 @@ class Database:
         lately = self._full_at is not None and time.monotonic() < self._full_at + _FULL_FOR_S
         return lately or self._lacks_room()
 
-    def require_room(self) -> None:
-        """Refuse to take more tensors into the database while the reserve is all that is left."""
-        if self._lacks_room():
+    def require_room(self, size_bytes: int = 0) -> None:
+        """Refuse to take this many bytes of tensors into the database when they would use up the reserve."""
+        if self._lacks_room(size_bytes):
             raise failures.StorageFull(
                 "The coordinator has no room for more tensors.", next_step="Its operator has to make room on the disk."
             )
 
-    def _lacks_room(self) -> bool:
+    def _lacks_room(self, size_bytes: int = 0) -> bool:
         """Deletions need room too, in the log: the reserve keeps them and everything else but uploads possible."""
         if not self.is_sqlite:
             return False
-        free, reserve = self._free_bytes(), self.options.reserve_bytes
-        if free >= reserve or free < reserve // 4:  # the quarter is for the log
-            return free < reserve
+        free, needed = self._free_bytes(), self.options.reserve_bytes + size_bytes
+        if free >= needed or free < self.options.reserve_bytes // 4:  # the quarter is for the log
+            return free < needed
         with self._probe.connect() as connection:
             pages, size = (
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
             )
-        return bool(free + pages * size < reserve)
+        return bool(free + pages * size < needed)
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.file.parent).free

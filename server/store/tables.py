@@ -56,7 +56,6 @@ class Blob(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     digest: Mapped[str | None] = mapped_column(String(64))
-    created_at: Mapped[float] = mapped_column(Float)
 
 
 class BlobChunk(Base):

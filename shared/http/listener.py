@@ -21,8 +21,11 @@ _REPORT_EVERY_S = 10.0
 def listen(config: Config) -> socket.socket:
     """Bind and listen: from here on connections queue up, also while the application still starts."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    is_any = config.host == "::" and socket.has_dualstack_ipv6()  # IPv4 too
     try:
-        listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+        listening = socket.create_server(
+            (config.host, config.port), family=family, backlog=config.backlog, dualstack_ipv6=is_any
+        )
     except OSError as error:
         cause = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise DistransError(

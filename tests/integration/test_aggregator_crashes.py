@@ -25,11 +25,12 @@ from support.service import (
     unreferenced_blobs,
 )
 
-from server.service import federations, housekeeping
+from server.service import federations
 from server.service.aggregation import LEASE_S, Aggregator
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
-from server.service.housekeeping import Retention
+from server.store import blobs
 from server.store.schema import upgrade
 from server.store.session import Database
 from server.store.tables import BlobChunk, Model, Update
@@ -138,6 +139,47 @@ def at_stages(*stages: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("scene", "stage"), cases, indirect=["scene"])
 
 
+class TestFailedPublication:
+    """It is tried again every half second, for as long as the database is busy or full."""
+
+    def test_leaves_no_model_behind(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        def busy(*_: object) -> None:
+            raise OperationalError("INSERT", {}, Exception("canceling statement due to lock timeout"))
+
+        scene.upload_all()
+        process = scene.process()
+        with monkeypatch.context() as patch:
+            patch.setattr(Aggregator, "_publish", busy)
+            for _ in range(3):
+                process.step()
+            assert unreferenced_blobs(scene.db) == set()
+            assert scene.round.state == "aggregating"
+        run_dry(process)
+        assert scene.view.rounds_done == 2
+
+    def test_leaves_no_part_of_a_model_behind(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+        monkeypatch.setattr(blobs, "seal", full)
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 10)
+        with pytest.raises(OperationalError):
+            blobs.store(scene.db, bytes(100))
+        assert unreferenced_blobs(scene.db) == set()
+
+    def test_spares_a_stored_model_when_somebody_cleans_with_a_fast_clock(self, scene: Scene) -> None:
+        """It is not referred to yet; by a wall clock that is a day ahead it would be old."""
+        scene.upload_all()
+        cleaner = Cleaner(scene.ctx, Retention(keep_round_uploads=99))
+
+        def clean_ahead() -> None:
+            scene.clock.jump(86400)
+            cleaner.clean()
+
+        run_dry(scene.process(at("before-publish", clean_ahead)))
+        assert scene.view.rounds_done == 2
+
+
 class TestDeath:
     @at_stages(*UNPUBLISHED)
     def test_is_made_good_by_another_process_when_the_lease_is_over(
@@ -158,8 +200,7 @@ class TestDeath:
     @staticmethod
     def leaves_only_garbage(scene: Scene) -> None:
         """What the dead process had written is found and removed, and nothing else is."""
-        scene.wait(2 * Retention().garbage_s)
-        housekeeping.clean(scene.ctx, Retention(keep_round_uploads=99))
+        Cleaner(scene.ctx, Retention(keep_round_uploads=99, garbage_s=0)).clean()
         assert unreferenced_blobs(scene.db) == set()
         assert count(scene.db, Update) == [6]
 

@@ -12,8 +12,7 @@ from support.api import Api, new_database, open_api
 from support.coordinator import Site
 from support.plans import small_plan, update_body
 
-from server.service import housekeeping
-from server.service.housekeeping import Retention
+from server.service.cleaning import Cleaner, Retention
 from server.store import failures, session
 from server.store.objects import Objects, ObjectStoreFull
 from server.store.session import Database, DatabaseOptions
@@ -113,7 +112,7 @@ class TestTheReserve:
         assert revoke.status_code in (200, 204), revoke.text
         assert code_of(site.put(round_id, BODY)) == (403, "client-revoked")
         assert scarce.admin("GET", "/v1/audit")[-1]["action"] == "client.revoke"
-        housekeeping.clean(scarce.app.state.ctx, Retention(keep_round_uploads=0))
+        Cleaner(scarce.app.state.ctx, Retention(keep_round_uploads=0)).clean()
 
     def test_counts_what_the_file_can_use_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """SQLite keeps the pages of what was deleted: cleaning makes room although the file does not shrink."""

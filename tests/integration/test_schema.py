@@ -161,6 +161,7 @@ class TestSchema:
                 "UPDATE federations SET reason_detail = 'missing: north'",
                 "1 values of federations.reason_detail",
             ),
+            ("0004", "UPDATE rounds SET state = 'open'", "the deadlines of 1 rounds under way"),
             ("0003", "INSERT INTO coordinator (place, id) VALUES (1, 'x')", "the identity that marks the prefix"),
         ],
     )
@@ -170,9 +171,10 @@ class TestSchema:
         schema.upgrade(empty_db)
         desk = Desk(empty_db)
         desk.join("north")
-        blobs.store(empty_db, b"tensors", 0.0)
+        blobs.store(empty_db, b"tensors")
         with empty_db.engine.begin() as connection:
             connection.execute(text("DELETE FROM blob_chunks WHERE size_bytes > 10"))
+            connection.execute(text("UPDATE rounds SET state = 'failed'"))
             connection.execute(text(statement))
         before = schema.current_version(empty_db)
         with pytest.raises(CommandError, match=words):

@@ -4,11 +4,12 @@ import math
 
 import pytest
 from sqlalchemy import text, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from support.service import OPERATOR, Clock, Desk, fedavg_plan, run_dry
 
 from server.service import federations, housekeeping, tasks
 from server.service.aggregation import LEASE_S, Aggregator
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats
@@ -86,6 +87,24 @@ class TestFirstContact:
         assert (beats.seen, beats.handed) == ({}, {})
         assert desk.round.deadline_at == desk.clock.now + 60
 
+    def test_is_kept_when_its_own_transaction_fails(
+        self, desk: Desk, sites: list[Identity], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An agent that trains for hours does not poll again soon: its sign must not be lost to a busy database."""
+        beats, round_id = Heartbeats(), desk.round.id
+        for who in sites[:2]:
+            beats.note(who.client_id, desk.clock(), round_id)
+
+        def busy(*_: object) -> None:
+            raise OperationalError("UPDATE", {}, Exception("canceling statement due to lock timeout"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(housekeeping, "note_seen", busy)
+            beats.flush(desk.ctx)
+        assert desk.round.deadline_at is None
+        beats.flush(desk.ctx)
+        assert desk.round.deadline_at == desk.clock.now + 60
+
     def test_waits_through_a_pause(self, desk: Desk, sites: list[Identity]) -> None:
         federations.pause(desk.ctx, OPERATOR, desk.name)
         desk.poll(*sites)
@@ -133,7 +152,7 @@ class TestJump:
         part.feed(body[:100])
         desk.clock.jump(jump)
         desk.let_pass(2)
-        housekeeping.clean(desk.ctx, housekeeping.Retention())
+        Cleaner(desk.ctx, Retention()).clean()
         assert "still upload past the deadline" in str(desk.round.waiting_for)
         part.feed(body[100:])
         part.finish()

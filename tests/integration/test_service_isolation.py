@@ -15,14 +15,15 @@ from server import worker as worker_module
 from server.core.rounds import Fail
 from server.service import audit, federations, housekeeping
 from server.service.aggregation import LEASE_S, Aggregator
+from server.service.cleaning import Retention
 from server.service.context import Context
-from server.service.housekeeping import Heartbeats, Retention
+from server.service.housekeeping import Heartbeats
 from server.service.isolation import FAILURES_BEFORE_PAUSE, Isolation
 from server.store.session import Database
 from server.store.tables import BlobChunk, Client, Federation, Update
 from server.worker import Worker
 
-REASON = f"the coordinator failed {FAILURES_BEFORE_PAUSE} times in a row to move it on"
+REASON = f"the coordinator failed to process it {FAILURES_BEFORE_PAUSE} times in a row"
 
 
 def break_plan(db: Database, name: str) -> None:
@@ -173,7 +174,7 @@ def test_jobs_do_not_wait_for_each_other(clean_db: Database, monkeypatch: pytest
         raise RuntimeError("there is no space left")
 
     monkeypatch.setattr(worker_module.Aggregator, "step", fold)
-    monkeypatch.setattr(worker_module, "clean", fail)
+    monkeypatch.setattr(worker_module.Cleaner, "clean", fail)
     beats, later = Heartbeats(), desk.clock() + 5
     beats.note(north.client_id, later)
     worker = Worker(desk.ctx, beats, Retention())

@@ -24,10 +24,11 @@ from support.service import (
 )
 
 from server.core.errors import Conflict, Gone, InvalidInput, NotFound
-from server.service import audit, enrolment, evaluations, federations, housekeeping, reports, tasks
+from server.service import audit, cleaning, enrolment, evaluations, federations, reports, tasks
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Actor, Context, facts_of, load_roster, record
 from server.service.enrolment import Identity
-from server.service.housekeeping import Heartbeats, Retention
+from server.service.housekeeping import Heartbeats
 from server.service.models import KEPT_STATES
 from server.service.uploads import UploadPart
 from server.store import blobs
@@ -180,7 +181,7 @@ class TestRetention:
         federations.resume(desk.ctx, OPERATOR, desk.name)
         desk.run_round({sites[0]: 4, sites[1]: 5})
         desk.upload(sites[0], 6)
-        housekeeping.clean(desk.ctx, Retention(keep_round_uploads=keep))
+        Cleaner(desk.ctx, Retention(keep_round_uploads=keep)).clean()
         assert self.kept(desk) == expected
         assert unreferenced_blobs(desk.db) == set()
         assert [model.number for model in desk.models()] == [0, 1, 3]
@@ -193,7 +194,7 @@ class TestRetention:
             north = desk.join("north")
             for seed in range(2):
                 desk.run_round({north: seed})
-        housekeeping.clean(desks[0].ctx, Retention(keep_round_uploads=1))
+        Cleaner(desks[0].ctx, Retention(keep_round_uploads=1)).clean()
         with clean_db.read() as session:
             query = select(Round.number).join(Update).where(Update.blob_id.is_not(None))
             assert list(session.execute(query).scalars()) == [2, 2]
@@ -211,7 +212,7 @@ class TestRetention:
                     desk.upload(who, 10 * number + seed)
                     if careful:
                         desk.wait(2 * 86400)
-                        while housekeeping.clean(desk.ctx, Retention(keep_round_uploads=0)):
+                        while Cleaner(desk.ctx, Retention(keep_round_uploads=0)).clean():
                             pass
                 desk.aggregate()
             runs.append((desk.bits(3), desk.private_bits()))
@@ -224,40 +225,55 @@ class TestRetention:
             tasks.round_personal(desk.ctx, north, desk.round.id)
             desk.run_round({north: seed})
         tasks.round_personal(desk.ctx, north, desk.round.id)
-        housekeeping.clean(desk.ctx, Retention())
+        Cleaner(desk.ctx, Retention()).clean()
         with clean_db.read() as session:
             assert sorted(session.execute(select(Personal.model_number)).scalars()) == [2, 3]
         assert unreferenced_blobs(desk.db) == set()
 
     def test_collects_what_a_crash_left_behind(self, clean_db: Database) -> None:
         desk = Desk(clean_db)
-        orphan = blobs.store(clean_db, b"written by a process that died", desk.clock.now)
-        desk.clock.advance(3600)
-        assert housekeeping.clean(desk.ctx, Retention(garbage_s=3600)) == 0
+        orphan = blobs.store(clean_db, b"written by a process that died")
+        cleaner = Cleaner(desk.ctx, Retention(garbage_s=3600))
+        assert cleaner.clean() == 0
+        desk.clock.advance(3599)
+        desk.clock.jump(100 * 86400)  # by this clock it is old; by the process' own it is not
+        assert cleaner.clean() == 0
         desk.clock.advance(1)
-        assert housekeeping.clean(desk.ctx, Retention(garbage_s=3600)) == 1
+        assert cleaner.clean() == 1
         with clean_db.read() as session:
             assert session.get(Blob, orphan) is None
         assert len(desk.model(0)) > 0
 
     def test_removes_everything_in_one_call(self, clean_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         """Storage must not grow because more becomes garbage in half a minute than is looked up at a time."""
-        monkeypatch.setattr(housekeeping, "_BATCH", 7)
-        desk = Desk(clean_db)
+        monkeypatch.setattr(cleaning, "_BATCH", 7)
+        desk = Desk(clean_db, fedavg_plan())
+        north = desk.join("north")
+        for seed in (1, 2):
+            desk.run_round({north: seed})
         blob_ids = [f"{number:032x}" for number in range(60)]
         with clean_db.write() as session:
-            session.add_all(Blob(id=blob_id, size_bytes=1, created_at=desk.clock.now) for blob_id in blob_ids)
+            session.add_all(Blob(id=blob_id, size_bytes=1) for blob_id in blob_ids)
             session.flush()
             session.add_all(BlobChunk(blob_id=blob_id, start=0, size_bytes=1, data=b"x") for blob_id in blob_ids)
-        desk.clock.advance(3601)
-        assert housekeeping.clean(desk.ctx, Retention()) == 60
+            session.add_all(
+                Personal(
+                    federation_id=north.federation_id,
+                    model_number=0,
+                    round_id=1000 + place,
+                    client_id=north.client_id,
+                    blob_id=blob_id,
+                )
+                for place, blob_id in enumerate(blob_ids)
+            )
+        assert Cleaner(desk.ctx, Retention(keep_round_uploads=9)).clean() == 60
         assert unreferenced_blobs(clean_db) == set()
 
     def test_removes_a_large_blob_in_short_transactions(
         self, clean_db: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blobs, "CHUNK_BYTES", 10)
-        blob_id = blobs.store(clean_db, bytes(205), 0.0)
+        blob_id = blobs.store(clean_db, bytes(205))
         left = [count(clean_db, BlobChunk)[0]]
         chunks = select(func.count()).select_from(BlobChunk)
         event.listen(clean_db.engine, "commit", lambda connection: left.append(connection.scalar(chunks)))
@@ -277,7 +293,7 @@ class TestRetention:
         if clean_db.is_sqlite:
             return  # it has one writer at a time
         desk = Desk(clean_db)
-        blob_id = blobs.store(clean_db, b"late, but needed", 0.0)
+        blob_id = blobs.store(clean_db, b"late, but needed")
         waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
         with ThreadPoolExecutor(1) as pool:
             with clean_db.write() as session:
@@ -291,11 +307,10 @@ class TestRetention:
 
     def test_ends_early_when_the_process_stops(self, clean_db: Database) -> None:
         desk = Desk(clean_db)
-        orphans = {blobs.store(clean_db, b"garbage", desk.clock.now) for _ in range(3)}
-        desk.clock.advance(3601)
+        orphans = {blobs.store(clean_db, b"garbage") for _ in range(3)}
         stop = threading.Event()
         stop.set()
-        assert housekeeping.clean(desk.ctx, Retention(), stop) == 0
+        assert Cleaner(desk.ctx, Retention(garbage_s=0), stop).clean() == 0
         assert unreferenced_blobs(clean_db) == orphans
 
     def test_keeps_a_transfer_that_grew_after_it_was_looked_up(self, clean_db: Database) -> None:
@@ -307,10 +322,10 @@ class TestRetention:
         for begin in (0, 100):
             part = UploadPart(desk.ctx, north, desk.round.id, begin, len(body), digest(body))
             desk.wait(25 * 3600)
-            found = housekeeping._expired_transfers(desk.ctx, Retention())
+            found = cleaning._expired_transfers(desk.ctx, Retention())
             part.feed(body[begin : begin + 100])
         ((blob_id, unlink),) = found
-        assert not housekeeping._let_go(desk.ctx, blob_id, unlink)
+        assert not cleaning._let_go(desk.ctx, blob_id, unlink)
         assert count(clean_db, Transfer) == [1]
 
     def test_what_was_dropped_is_gone_and_not_empty(self, clean_db: Database) -> None:
@@ -321,7 +336,7 @@ class TestRetention:
             session.execute(delete(BlobChunk).where(BlobChunk.blob_id == kept.id))
         for step in (lambda: list(pieces), lambda: blobs.read(clean_db, kept.id, 0, 8)):
             refused(Gone, "tensors-dropped", step)
-        orphan = blobs.store(clean_db, b"of no use", desk.clock.now)
+        orphan = blobs.store(clean_db, b"of no use")
         with clean_db.write() as session:
             blobs.drop(session, orphan)
         for blob_id in (orphan, ""):
@@ -500,5 +515,5 @@ def test_transfers_of_ended_rounds_do_not_pile_up(clean_db: Database) -> None:
         desk.let_pass(60)
         desk.aggregate()
         assert count(clean_db, Transfer) == [1]
-        housekeeping.clean(desk.ctx, Retention())
+        Cleaner(desk.ctx, Retention()).clean()
         assert count(clean_db, Transfer) == [0]

@@ -16,11 +16,11 @@ from support.service import (
 )
 
 from server.core.errors import Conflict, NotFound
-from server.service import audit, evaluations, federations, housekeeping, models, reports, tasks
+from server.service import audit, evaluations, federations, models, reports, tasks
 from server.service.aggregation import Aggregator
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
-from server.service.housekeeping import Retention
 from server.service.models import KEPT_STATES
 from server.store import blobs
 from server.store.session import Database
@@ -118,6 +118,19 @@ class TestRollback:
         desk.run_round({north: 10})
         assert (desk.view.state, desk.view.best_accuracy, desk.view.best_model) == ("running", 0.7, 2)
 
+    def test_does_not_count_the_same_accuracy_twice(self, clean_db: Database) -> None:
+        """The copy scores what the model scored: that is no round without improvement."""
+        desk = Desk(clean_db, fedavg_plan(count=9, patience=1))
+        north = desk.join("north")
+        for number, correct in enumerate([5, 6]):
+            evaluations.submit(desk.ctx, north, number, measured(correct))
+            desk.run_round({north: number})
+        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        evaluations.submit(desk.ctx, north, desk.view.latest_model, measured(6))
+        desk.run_round({north: 5})
+        assert desk.view.state == "running"
+
     def test_to_the_start(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 2)
         models.roll_back(desk.ctx, OPERATOR, desk.name, 0)
@@ -147,7 +160,7 @@ class TestRollback:
         models.roll_back(desk.ctx, OPERATOR, desk.name, 4)
         assert desk.bits() == desk.bits(1)
         desk.clock.advance(10**6)
-        housekeeping.clean(desk.ctx, Retention(keep_round_uploads=99))
+        Cleaner(desk.ctx, Retention(keep_round_uploads=99)).clean()
         assert unreferenced_blobs(desk.db) == set()
         assert private_bits(desk, 4)
 

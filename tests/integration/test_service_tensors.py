@@ -37,7 +37,7 @@ def lose(db: Database, blob_id: str, starts: list[int]) -> None:
 
 
 def test_a_part_has_the_tensors_of_its_prefix(clean_db: Database) -> None:
-    blob_id = blobs.store(clean_db, encode(UPDATE, {"report": "{}"}), 0)
+    blob_id = blobs.store(clean_db, encode(UPDATE, {"report": "{}"}))
     assert len(chunks(clean_db, blob_id)) == 3
     whole = load_tensors(clean_db, blob_id)
     parts = [load_part(clean_db, blob_id, prefix) for prefix in (SHARED, PERSONAL, "nothing.")]
@@ -53,7 +53,7 @@ def test_a_part_has_the_tensors_of_its_prefix(clean_db: Database) -> None:
 
 
 def test_chunks_of_other_tensors_are_not_read(clean_db: Database) -> None:
-    blob_id = blobs.store(clean_db, encode(UPDATE), 0)
+    blob_id = blobs.store(clean_db, encode(UPDATE))
     lose(clean_db, blob_id, chunks(clean_db, blob_id)[1:])
     assert load_part(clean_db, blob_id, PERSONAL)["personal.offset"].equal(torch.ones(2, 3))
 

@@ -21,9 +21,9 @@ from server.core.errors import (
     TooLarge,
 )
 from server.service import enrolment, federations, housekeeping
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
-from server.service.housekeeping import Retention
 from server.service.uploads import OffsetMismatch, Upload, UploadPart, UploadStatus, status
 from server.store import blobs
 from server.store.session import Database
@@ -118,7 +118,7 @@ class TestWholeUpload:
         assert desk.put(sites[0], body, round_id) == receipt
         desk.aggregate()
         assert desk.put(sites[0], body, round_id) == receipt
-        housekeeping.clean(desk.ctx, Retention(keep_round_uploads=0))
+        Cleaner(desk.ctx, Retention(keep_round_uploads=0)).clean()
         desk.restart()
         assert desk.put(sites[0], body, round_id) == receipt
 
@@ -227,10 +227,10 @@ class TestWholeUpload:
         Upload(desk.ctx, sites[0], desk.round.id, None, len(body)).feed(body[:1000])
         desk.restart()
         desk.wait(KEEP.torn_s)
-        housekeeping.clean(desk.ctx, KEEP)
+        Cleaner(desk.ctx, KEEP).clean()
         assert count(desk.db, Transfer) == [1]
         desk.wait(1)
-        housekeeping.clean(desk.ctx, KEEP)
+        Cleaner(desk.ctx, KEEP).clean()
         assert bytes_in_use(desk.db) == before
 
     def test_abandoned_after_acceptance_stays_accepted(self, desk: Desk, sites: Sites) -> None:
@@ -483,7 +483,7 @@ class TestResumableUpload:
         refused(Gone, "round-closed", lambda: UploadPart(desk.ctx, sites[1], round_id, 5000, len(body), digest(body)))
         late.feed(body[5000:])
         refused(Gone, "round-closed", late.finish)
-        housekeeping.clean(desk.ctx, KEEP)
+        Cleaner(desk.ctx, KEEP).clean()
         assert count(desk.db, Transfer) == [0]
         assert unreferenced_blobs(desk.db) == set()
 
@@ -493,7 +493,7 @@ class TestResumableUpload:
         finished = part(desk, sites[1], body, 5000)
         desk.upload(sites[0], 1)
         desk.let_pass(60)
-        housekeeping.clean(desk.ctx, KEEP)
+        Cleaner(desk.ctx, KEEP).clean()
         error = refused(Conflict, "upload-replaced", lambda: late.feed(body[5000:]))
         assert "the end of the round" in error.message
         refused(Gone, "round-closed", finished.finish)
@@ -506,10 +506,10 @@ class TestResumableUpload:
         desk.wait(KEEP.resumable_s / 2)
         part(desk, sites[0], body, 5000, 6000)  # new bytes begin a new day
         desk.wait(KEEP.resumable_s)
-        housekeeping.clean(desk.ctx, KEEP)
+        Cleaner(desk.ctx, KEEP).clean()
         assert status(desk.ctx, sites[0], desk.round.id).offset_bytes == 6000
         desk.wait(1)
-        assert housekeeping.clean(desk.ctx, KEEP) == 1
+        assert Cleaner(desk.ctx, KEEP).clean() == 1
         assert bytes_in_use(desk.db) == before
         with pytest.raises(OffsetMismatch) as caught:
             part(desk, sites[0], body, 6000)

@@ -90,7 +90,7 @@ class TestLog:
         """Downloads overlap, so somebody always reads: without TRUNCATE the log would hold all of the 15 MiB."""
         monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", MIB)
         monkeypatch.setattr(blobs, "CHUNK_BYTES", MIB // 4)
-        downloaded = blobs.store(db, os.urandom(MIB), 0.0)
+        downloaded = blobs.store(db, os.urandom(MIB))
         over = threading.Event()
 
         def download() -> None:
@@ -102,7 +102,7 @@ class TestLog:
             readers = [pool.submit(download) for _ in range(3)]
             try:
                 for _ in range(3):
-                    blob_id = blobs.store(db, os.urandom(5 * MIB), 0.0)
+                    blob_id = blobs.store(db, os.urandom(5 * MIB))
                     largest = max(largest, sqlite.wal_bytes(db.file))
                     blobs.remove(db, blob_id)
             finally:
@@ -115,7 +115,7 @@ class TestLog:
 
     def test_shrinks_once_a_long_reader_has_gone(self, db: Database) -> None:
         with db.snapshot():
-            blobs.store(db, os.urandom(24 * MIB), 0.0)
+            blobs.store(db, os.urandom(24 * MIB))
             assert not db.checkpoint(), "the snapshot still needs it"
             assert sqlite.wal_bytes(db.file) > 24 * MIB
         assert db.checkpoint()

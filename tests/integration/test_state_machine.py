@@ -25,9 +25,9 @@ from support.service import OPERATOR, Clock, Desk, fedavg_plan, mean_bits, put, 
 from server.core.errors import Conflict, Gone, NotAllowed
 from server.service import enrolment, federations, housekeeping
 from server.service.aggregation import LEASE_S, Aggregator
+from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
-from server.service.housekeeping import Retention
 from server.service.progress import waiting_for
 from server.service.uploads import Upload, UploadPart, status
 from server.service.uptime import uptime
@@ -351,7 +351,7 @@ class Coordinator(RuleBasedStateMachine):
 
     def clean(self, draw: Draw) -> None:
         keep = draw(st.integers(0, 2))
-        housekeeping.clean(self.process(draw).ctx, replace(RETENTION, keep_round_uploads=keep))
+        Cleaner(self.process(draw).ctx, replace(RETENTION, keep_round_uploads=keep)).clean()
         for round_id, client_id in list(self.parts):
             try:
                 kept = status(self.ctx, self.identity(client_id), round_id).offset_bytes
@@ -440,9 +440,7 @@ class Coordinator(RuleBasedStateMachine):
             for site in self.sites:
                 self.put(self.part_of(site), self.processes[0])
         assert self.has_ended()
-        self.clock.advance(RETENTION.garbage_s + 100 * 86400)  # garbage goes by the wall clock, which may have jumped
-        while housekeeping.clean(self.ctx, Retention(0, 0, 0, RETENTION.garbage_s)):
-            pass
+        Cleaner(self.ctx, Retention(0, 0, 0, 0)).clean()
         assert unreferenced_blobs(self.db) == set()
 
 

@@ -5,7 +5,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,7 +80,7 @@ def large_model(db_url: str) -> Iterator[tuple[SocketApi, Site]]:
     """A site of a federation whose model does not fit into the buffers of a connection."""
     with SocketApi(db_url, downloads_per_client=2) as api:
         site, db = new_site(api), api.app.state.ctx.db
-        blob_id = blobs.store(db, os.urandom(24 << 20), time.time())
+        blob_id = blobs.store(db, os.urandom(24 << 20))
         with db.write() as session:
             session.execute(update(Model).values(blob_id=blob_id))
         yield api, site
@@ -136,6 +135,8 @@ def test_history_reads_of_one_client(db_url: str, held: Held) -> None:
                 METRICS,
                 "/v1/federations/pets/rounds",
                 "/v1/federations/pets/heterogeneity",
+                "/v1/federations/pets/clients",
+                "/v1/federations/pets",
                 "/v1/federations",
             ):
                 answer = greedy.http.get(path, headers=greedy.headers)

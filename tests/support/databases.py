@@ -100,6 +100,7 @@ def empty_postgres(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("SET session_replication_role = replica")
         connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        connection.execute("INSERT INTO clock (id, uptime, counted_at) VALUES (1, 0, 0)")
 
 
 @pytest.fixture(params=KINDS)

@@ -94,7 +94,8 @@ def check_networks(networks: tuple[str, ...], where: str) -> None:
             ipaddress.ip_network(network)
         except ValueError as error:
             raise DistransError(
-                f"{where}: {network!r} is no address and no network.", next_step="For example 10.0.0.0/8,192.0.2.7"
+                f"{where}: {network!r} is neither an address nor a network.",
+                next_step="For example 10.0.0.0/8,192.0.2.7",
             ) from error
 
 

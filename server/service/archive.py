@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from server.core.errors import Conflict, Gone, InvalidInput
 from server.core.rounds import ENDED, FederationState
-from server.service import history, reports
+from server.service import reports
 from server.service.context import Actor, Context, client_record, facts_of, half_of, load_roster, plan_of, record
 from server.service.federations import load, show
 from server.service.progress import latest_model
@@ -107,7 +107,6 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
         federation = load(session, name)
         model = latest_model(session, federation)
         facts_json, roster_json = serving_basis(session, federation)
-        csv = history.metrics_csv(session, federation)
         names = {row.id for row in load_roster(roster_json)}
         query = select(Client).where(Client.federation_id == federation.id).order_by(Client.joined_at)
         clients = {row.name: client_record(row) for row in session.execute(query).scalars() if row.name in names}
@@ -134,7 +133,7 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
     rounds = [round_.model_dump() for round_ in reports.rounds(ctx, name, None, 0, 1_000_000)]
     yield "federation.json", summary.model_dump_json(indent=2).encode()
     yield "plan.json", plan_of(federation.plan).model_dump_json(indent=2).encode()
-    yield "history.csv", csv.encode()
+    yield "history.csv", "".join(reports.metrics_csv(ctx, name, None)).encode()
     yield "history.json", json.dumps(rounds, indent=2).encode()
     yield "model.safetensors", blobs.read_all(ctx.db, model.blob_id)
     half, roster, facts = half_of(federation.plan), load_roster(roster_json), facts_of(facts_json)

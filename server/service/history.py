@@ -182,15 +182,6 @@ def _test_columns(result: Measured) -> dict[str, object]:
     }
 
 
-def metrics_csv(session: Session, federation: Federation, only_client: str | None = None) -> str:
-    """The whole history as CSV."""
-    parts, after, size = [csv_text([], header=True)], 0, page_size(session, federation, only_client)
-    while found := records(session, federation, only_client, after, size):
-        parts.append(csv_text(found, only_client))
-        after = found[-1].round.number
-    return "".join(parts)
-
-
 def csv_text(found: Iterable[RoundRecord], only_client: str | None = None, *, header: bool = False) -> str:
     """`metrics_rows` of these rounds as CSV."""
     text = io.StringIO()

@@ -27,7 +27,7 @@ class ObjectStoreError(DistransError):
 
 
 class ObjectMissing(ObjectStoreError):
-    """The store answers, but an object that the database refers to is not there; to try again will not help."""
+    """The store answers, but an object that the database refers to is not there; trying again does not help."""
 
     code = "object-missing"
 

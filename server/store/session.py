@@ -262,13 +262,15 @@ def _prepare_file(url: URL, *, create: bool) -> Path:
     if not create and not file.exists():
         raise DatabaseError(
             f"There is no database at {file}.",
-            next_step="Name yours with --data-dir or --db; `distrans-server serve` makes a new one.",
+            next_step="Name yours with --data-dir or --db; `distrans-server serve` creates a new one.",
         )
     another = "Choose another --data-dir or --db."
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise DatabaseError(f"The folder {file.parent} cannot be made: {error.strerror}.", next_step=another) from error
+        raise DatabaseError(
+            f"The folder {file.parent} cannot be created: {error.strerror}.", next_step=another
+        ) from error
     try:
         sqlite.prepare_file(file)
     except OSError as error:

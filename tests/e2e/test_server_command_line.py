@@ -240,7 +240,7 @@ class TestDatabase:
     def test_one_that_is_not_there_is_not_made(self, refuses: Callable[..., str], tmp_path: Path) -> None:
         """A look into the wrong folder leaves nothing behind, and says how to name the right one."""
         (tmp_path / "plan.toml").write_text(PLAN)
-        advice = "Name yours with --data-dir or --db; `distrans-server serve` makes a new one."
+        advice = "Name yours with --data-dir or --db; `distrans-server serve` creates a new one."
         for words in (
             *(("federation", "list"), ("federation", "show", "pets"), ("federation", "create", "plan.toml")),
             *(("invite", "pets"), ("client", "list", "pets"), ("audit", "list"), ("audit", "export", "x.csv")),
@@ -330,7 +330,7 @@ class TestDatabase:
     def test_a_folder_that_cannot_be_made(self, refuses: Callable[..., str], tmp_path: Path) -> None:
         (tmp_path / "text.txt").touch()
         message = refuses("db", "upgrade", "--db", "sqlite:///text.txt/x.db")
-        assert message.startswith("The folder text.txt cannot be made: File exists.")
+        assert message.startswith("The folder text.txt cannot be created: File exists.")
 
 
 def stamp(db_url: str, revision: str) -> None:

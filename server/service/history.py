@@ -191,8 +191,3 @@ def csv_text(found: Iterable[RoundRecord], only_client: str | None = None, *, he
     for record in found:
         writer.writerows(metrics_rows(record, only_client))
     return text.getvalue()
-
-
-def class_counts(client: Client) -> list[int]:
-    """The class counts that a client registered."""
-    return list(json.loads(client.class_counts))

@@ -5,7 +5,7 @@ import socket
 import pytest
 import uvicorn
 
-from shared.http.listener import listen
+from shared.http.listener import Listener, listen
 from shared.problems import DistransError
 
 
@@ -24,3 +24,10 @@ def test_a_port_that_is_taken_is_named_with_the_cause() -> None:
         port = listening.getsockname()[1]
         with pytest.raises(DistransError, match=f"Cannot listen on 127.0.0.1:{port}: Address already in use."):
             listen(config("127.0.0.1", port))
+
+
+def test_answers_do_not_wait_for_acknowledgments() -> None:
+    with listen(config("127.0.0.1")) as listening:
+        counting = Listener(listening, total=0, per_address=0)
+        with counting, socket.create_connection(listening.getsockname()), counting.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

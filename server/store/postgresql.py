@@ -18,7 +18,7 @@ class Timeouts:
 
 LAST_LOCK = 0x4469_7354  # the advisory lock under which rows are added last
 _MIGRATION_LOCK = 0x4469_7355  # the one of the process that migrates
-_SILENCE_S = 30  # a peer that acknowledges nothing for so long is gone
+_SILENCE_S = 30  # a peer that acknowledges nothing for this long is gone
 # What a transaction that migrates says first.
 MIGRATION = (
     "SET LOCAL statement_timeout = 0",

@@ -114,7 +114,7 @@ class Client(Base):
     token_hash: Mapped[str] = mapped_column(String(64))
     certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
     class_counts: Mapped[str] = mapped_column(Text)
-    held_out_images: Mapped[int | None]  # None: an agent of an older release has not told
+    held_out_images: Mapped[int | None]  # None: the agent is of an older release
     agent_version: Mapped[str] = mapped_column(String(64))
     device: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))

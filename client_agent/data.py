@@ -15,6 +15,7 @@ from torch import Tensor
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
 from client_agent.sources import Example, Item, open_source
+from client_agent.text import storable
 from shared.heterogeneity import count_classes
 from shared.plan import FederationPlan, ImagePlan
 
@@ -116,7 +117,7 @@ class ImageSet:
         try:
             loaded = load_item(item, self._shape)
         except Exception as error:  # whatever is wrong with one image is no fault of the others
-            reason = f"{item if isinstance(item, Path) else f'image {index}'}: {error}"
+            reason = storable(f"{item if isinstance(item, Path) else f'image {index}'}: {error}")
             with self._lock:
                 is_news = index not in self._unreadable and len(self._unreadable) < _SHOWN
                 self._unreadable[index] = reason

@@ -11,6 +11,7 @@ from client_agent.kept_models import Bundle
 from client_agent.serving import PredictionQueue, ServingModel
 from client_agent.settings import Identity, RunOptions
 from client_agent.state import StateFolder
+from client_agent.text import storable
 from client_agent.training import LocalBaseline, measure
 from shared.evaluation import Evaluation
 from shared.problems import DistransError
@@ -19,6 +20,7 @@ from shared.runtime import Runtime
 logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.5
 _MAX_REASON = 500
+_DIGEST_CHARACTERS = 64
 
 
 class ModelGate:
@@ -85,12 +87,12 @@ class ModelGate:
             reason = f"{type(error).__name__}: {error}"
         line = HistoryLine(
             model=number,
-            digest=digest,
+            digest=storable(digest, _DIGEST_CHARACTERS),
             fingerprint=fingerprint,
             with_offset=None,
             without_offset=None,
             served=False,
-            reason=reason[:_MAX_REASON],
+            reason=storable(reason, _MAX_REASON),
         )
         with self._deciding:
             self._state.add_history(line)

@@ -1,5 +1,6 @@
 """An agent whose own images, files or code fail: it says so, tries again, and goes on serving."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,17 @@ def test_one_unreadable_held_out_image_does_not_get_models_rejected(api: SocketA
         assert [trouble["kind"] for trouble in info["agent"]["troubles"]] == ["images"]
         assert str(bad) in info["agent"]["trouble"]
         assert sum("left out an image" in line for line in agent.lines) == 1
+
+
+def test_an_unreadable_image_whose_name_is_not_utf_8_is_reported(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    plan, state = join(api, "latin-1", data, tmp_path, rounds=1, clients=1)
+    bad = held_out(plan, data)[0]
+    bad.rename(bad.with_name(os.fsdecode(b"R\xf6ntgen.png"))).write_bytes(b"not an image any more")
+    with AgentThread(state, serve=SERVE) as agent, App(agent, write_digits(tmp_path / "other", ("0",))) as app:
+        agent.wait_for_line("The federation has finished")
+        assert app.served_round() == 1
+        assert r"R\udcf6ntgen.png" in app.info()["agent"]["trouble"]
+        assert [trouble.kind for trouble in state.condition().troubles] == ["images"]
 
 
 def test_without_any_readable_held_out_image_the_measured_model_stays_until_they_are_back(

@@ -1,5 +1,6 @@
 """When a new model takes the served one's place."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,12 @@ def test_whatever_fails_while_a_model_is_measured_only_that_model_is_rejected(
     assert type(error).__name__ in line.reason
     assert served(gate) == 0
     assert state.history()[-1] == line
+
+
+def test_a_reason_that_names_a_file_in_another_encoding_is_kept(gate: ModelGate, state: StateFolder) -> None:
+    gate.reject(1, "d" * 10**6, UnusableModel(os.fsdecode(b"R\xf6ntgen.png cannot be read")))
+    assert state.history()[-1].reason == r"R\udcf6ntgen.png cannot be read"
+    assert state.history()[-1].digest == "d" * 64
 
 
 def test_a_model_that_was_not_measured_does_not_replace_one_that_was(gate: ModelGate, state: StateFolder) -> None:

@@ -67,6 +67,7 @@ class TroubleKind(StrEnum):
     MODEL = "model"
     TRAINING = "training"
     STORAGE = "storage"
+    PIN = "pin"
     UNEXPECTED = "unexpected"
 
 
@@ -126,6 +127,13 @@ class Condition:
         if known is not None:
             logger.info("%s: recovered from: %s", kind, known.message)
             self._keep()
+
+    def note_coordinator(self, problem: str) -> None:
+        """Why the coordinator did not answer; empty when it did."""
+        if problem:
+            self.record(TroubleKind.COORDINATOR, f"The coordinator does not answer: {problem}")
+        else:
+            self.clear(TroubleKind.COORDINATOR)
 
     def finish(self, outcome: str) -> None:
         """The federation is over; the loop may go on."""

@@ -55,7 +55,8 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
         gate, condition = ModelGate(state, identity, runtime, options, predictions), Condition(state.save_condition)
 
         def connect() -> Coordinator:
-            return Coordinator(stack.enter_context(open_http(identity.connection, identity.token)), stopping)
+            http = stack.enter_context(open_http(identity.connection, identity.token))
+            return Coordinator(http, stopping, condition.note_coordinator)
 
         def open_site_data() -> SiteData:
             return open_data(
@@ -102,7 +103,7 @@ def _run_loop(
                 stopping.set()
 
     thread = threading.Thread(target=loop, name="agent", daemon=True)
-    watcher = threading.Thread(target=gate.follow_pin, args=(stopping,), name="pin", daemon=True)
+    watcher = threading.Thread(target=gate.follow_pin, args=(stopping, condition), name="pin", daemon=True)
     thread.start()
     if options.serve is not None:
         watcher.start()

@@ -82,7 +82,7 @@ def test_without_any_readable_held_out_image_the_measured_model_stays_until_they
     plan, state = join(api, "no-image", data, tmp_path, rounds=1, clients=2)
     elsewhere = write_digits(tmp_path / "elsewhere", ("0", "1"), every=10)
     with AgentThread(state, serve=SERVE, cache_bytes=0) as agent, App(agent, elsewhere) as app:
-        agent.wait_for_line("model 0 is here, ")
+        agent.wait_for_line("received model 0: .* accuracy")
         bodies = {file: file.read_bytes() for file in held_out(plan, data)}
         for file in bodies:
             file.unlink()
@@ -92,7 +92,7 @@ def test_without_any_readable_held_out_image_the_measured_model_stays_until_they
         assert app.served_round() == 0
         for file, body in bodies.items():
             file.write_bytes(body)
-        agent.wait_for_line("model 1 is here, ")
+        agent.wait_for_line("received model 1: .* accuracy")
         assert app.served_round() == 1
         agent.wait_for_line("images: recovered from")
 
@@ -102,7 +102,7 @@ def test_data_that_are_missing_at_the_start_are_looked_for_again(api: SocketApi,
     unmounted = data.rename(tmp_path / "unmounted")
     with AgentThread(state, serve=SERVE) as agent, App(agent, unmounted) as app:
         agent.wait_for_line("data: There are no data at")
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
         assert app.served_round() == 0  # not measured, but there was none
         unmounted.rename(data)
         agent.wait_for_line("data: recovered from")
@@ -133,7 +133,7 @@ def test_an_error_that_nobody_expected_does_not_end_the_loop(
 def test_damaged_private_tensors_stop_training_and_nothing_else(api: SocketApi, data: Path, tmp_path: Path) -> None:
     _, state = join(api, "damaged", data, tmp_path, rounds=2, clients=2)
     with AgentThread(state, serve=SERVE) as agent:
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
     (state.path / "private.safetensors").write_bytes(b"cut off")
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         assert app.served_round() == 0

@@ -1,7 +1,8 @@
 """An agent whose own images, files or code fail: it says so, tries again, and goes on serving."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
 from support.sites import App, Peer
+from support.tampering import Reply, TamperingProxy
 
 from client_agent.agent import Agent
 from client_agent.data import open_data
-from client_agent.settings import ServeOptions
+from client_agent.settings import Connection, ServeOptions
 from client_agent.state import StateFolder
 from shared.plan import FederationPlan
 
@@ -128,6 +130,38 @@ def test_an_error_that_nobody_expected_does_not_end_the_loop(
         agent.wait_for_line("The federation has finished")
         app.wait_until_served(1)
         assert app.info()["agent"]["trouble"] == ""
+
+
+def test_an_agent_whose_web_service_fails_ends_so_that_it_is_restarted(
+    api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, state = join(api, "no-web", data, tmp_path, rounds=1, clients=2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("uvicorn.Server.run", fail)
+    with AgentThread(state, serve=SERVE) as agent:
+        agent.wait()
+    assert "The web service has stopped" in str(agent.ended_with)
+
+
+def test_class_counts_that_were_refused_are_sent_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    _, state = join(api, "counts", data, tmp_path, rounds=1, clients=2)
+    next((data / "0").iterdir()).unlink()
+    problem = {"type": "about:blank", "title": "No", "status": 422, "code": "no", "detail": "Not like this."}
+    refusals = [Reply(422, json.dumps(problem).encode())] * 2
+
+    def tamper(path: str, ask: Callable[[], Reply]) -> Reply:
+        return refusals.pop() if path == "/v1/me" and refusals else ask()
+
+    with TamperingProxy(api.url) as proxy:
+        proxy.tamper = tamper
+        identity = state.identity()
+        state.create(identity.model_copy(update={"connection": Connection(server=proxy.url)}))
+        with AgentThread(state, serve=SERVE) as agent:
+            agent.wait_for_line("data: The coordinator rejects this site's class counts: Not like this")
+            agent.wait_for_line("data: recovered from")
 
 
 def test_damaged_private_tensors_stop_training_and_nothing_else(api: SocketApi, data: Path, tmp_path: Path) -> None:

@@ -83,9 +83,8 @@ def read_lines(file: Path) -> list[HistoryLine]:
         text = file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    found: defaultdict[int, dict[tuple[str, str], tuple[int, HistoryLine]]] = defaultdict(
-        dict
-    )  # by number, then bundle
+    # By number, then by digest and fingerprint; with its place in the file.
+    found: defaultdict[int, dict[tuple[str, str], tuple[int, HistoryLine]]] = defaultdict(dict)
     for place, part in enumerate(text.split("\n")):
         try:
             line = HistoryLine.model_validate_json(part)
@@ -97,8 +96,8 @@ def read_lines(file: Path) -> list[HistoryLine]:
         else:  # of an older agent, for which a number was a model
             same_number.clear()
         same_number[line.digest, line.fingerprint] = place, line
-    places = [entry for same_number in found.values() for entry in same_number.values()]
-    return [line for _, line in sorted(places, key=lambda entry: entry[0])]
+    placed = [entry for same_number in found.values() for entry in same_number.values()]
+    return [line for _, line in sorted(placed, key=lambda entry: entry[0])]
 
 
 def compact(file: Path, is_kept: Callable[[HistoryLine], bool]) -> None:

@@ -239,9 +239,9 @@ class StateFolder:
     # What was measured, and how the agent is
 
     def add_history(self, line: HistoryLine) -> None:
-        """Add a decision; a later one about the same model replaces it. The oldest ones are dropped after thousands."""
-        file = self.path / "history.jsonl"
-        compact(file, lambda old: old.approved and any(_is_about(old, kept) for kept in self._models.all()))
+        """Add a decision; a later one about the same model replaces it. Of thousands the oldest are dropped."""
+        file, kept = self.path / "history.jsonl", self._models.all()
+        compact(file, lambda old: old.approved and any(_is_about(old, one) for one in kept))
         append_line(file, line)
 
     def history(self) -> list[HistoryLine]:

@@ -294,13 +294,16 @@ def test_one_address_cannot_take_all_connections() -> None:
             assert other.get("/info").status_code == 200
 
 
-def test_connections_that_never_finish_their_tls_handshake_count(tmp_path: Path) -> None:
+def test_connections_that_never_finish_their_tls_handshake_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tls = write(trustme.CA().issue_cert("127.0.0.1"), tmp_path)
     with agent(tls=tls, max_connections=8) as one, ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(one.connect())
         with one.connect() as fifth, suppress(ConnectionError):
             assert fifth.recv(100) == b""
+        assert "refused a connection from 127.0.0.1: 4 connections are open from there" in caplog.text
         elsewhere = httpx.HTTPTransport(local_address="127.0.0.2", verify=False)
         with httpx.Client(transport=elsewhere, base_url=one.http.base_url) as other:
             assert other.get("/info").status_code == 200

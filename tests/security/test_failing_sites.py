@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.tampering import Reply, TamperingProxy
 
 from client_agent.agent import Agent
 from client_agent.data import open_data
+from client_agent.kept_models import Bundle
 from client_agent.settings import Connection, ServeOptions
 from client_agent.state import StateFolder
 from shared.plan import FederationPlan
@@ -144,6 +146,31 @@ def test_an_agent_whose_web_service_fails_ends_so_that_it_is_restarted(
     with AgentThread(state, serve=SERVE) as agent:
         agent.wait()
     assert "The web service has stopped" in str(agent.ended_with)
+
+
+def test_the_served_model_is_kept_although_a_damaged_one_would_be_preferred(
+    api: SocketApi, data: Path, tmp_path: Path
+) -> None:
+    plan, state = join(api, "preferred", data, tmp_path, rounds=1, clients=2)
+    with AgentThread(state, serve=SERVE) as agent:
+        agent.wait_for_line("received model 0")
+    newest, decided = state.load_bundle(0), state.history()[-1]
+
+    def arrive(bundle: Bundle, *, served: bool) -> None:
+        state.save_bundle(bundle, keep=9)
+        about = {"model": bundle.number, "digest": bundle.digest, "fingerprint": bundle.fingerprint}
+        state.add_history(decided.model_copy(update=about | {"served": served}))
+
+    arrive(replace(newest, number=7, digest="7" * 64), served=True)
+    arrive(replace(newest, number=8, digest="8" * 64), served=True)
+    (state.kept_models()[-1].folder / "model.safetensors").write_bytes(b"damaged")
+    arrive(newest, served=False)
+    with AgentThread(state, serve=SERVE, keep_models=1) as agent, App(agent, data) as app:
+        assert app.served_round() == 7
+        counts = open_data(str(data), plan).report.class_counts
+        Peer(api.join(plan, "peer", counts), plan, data).take_part(1)
+        agent.wait_for_line("received model 1")
+        assert state.bundle_numbers() == [7, 8, 1]
 
 
 def test_class_counts_that_were_refused_are_sent_again(api: SocketApi, data: Path, tmp_path: Path) -> None:

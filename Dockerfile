@@ -44,7 +44,7 @@ FROM base AS agent
 ENV DISTRANS_AGENT_STATE=/var/lib/distrans NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 8500
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8500/healthz', timeout=4)"]
+    CMD ["python", "-c", "from client_agent.health import check; check(8500)"]
 ENTRYPOINT ["distrans-agent"]
 # All interfaces of the container; it does not start without DISTRANS_PREDICT_TOKEN_FILE or DISTRANS_PREDICT_TOKEN.
 CMD ["run", "--host", "0.0.0.0"]

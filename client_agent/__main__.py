@@ -202,11 +202,18 @@ def run_command(
 @app.command()
 def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Who this agent is, what it serves, and whether joining paid off."""
+    from client_agent.errors import StateError
+    from client_agent.serving import load_served
     from client_agent.state import StateFolder
+    from shared.runtime import Runtime
 
     folder = StateFolder(state)
     identity = folder.identity()
-    rows, report, choices = [line.row() for line in folder.history()], folder.condition(), folder.choices()
+    rows, report = [line.row() for line in folder.history()], folder.condition()
+    try:
+        served = load_served(folder, identity, Runtime())[1].number
+    except StateError:
+        served = None
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,
@@ -214,7 +221,7 @@ def status(state: State = _STATE, as_json: Annotated[bool, typer.Option("--json"
         "method": identity.plan.method.name,
         "data": identity.data,
         "kept_models": folder.bundle_numbers(),
-        "serving": choices[0].number if choices else None,
+        "serving": served,
         "pinned": folder.pinned(),
         "ended": report.ended,
         "outcome": report.outcome,

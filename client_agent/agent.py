@@ -36,9 +36,10 @@ from shared.wire import digest
 logger = logging.getLogger(__name__)
 _NO_TICKET = "none"  # whatever the coordinator answers is news
 _AFTER_FAILURE_S = 10.0  # between two polls while there is a round that cannot be trained here
+_REFUSED_AGAIN_S = 60.0  # until a model that the coordinator refuses to hand out is asked for again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
-_DATA_AGAIN_S = 60.0  # until data that could not be opened are tried again
-_MODEL_AGAIN_S = 900.0  # until a model that could not be fetched is tried again
+_DATA_AGAIN_S = 60.0  # until data that could not be opened, or counts that were refused, are tried again
+_MODEL_AGAIN_S = 900.0  # until a model that could not be fetched or measured is tried again
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class Agent:
         self._connection: Coordinator | None = None
         self._data: SiteData | None = None
         self._data_again_at = 0.0
-        self._has_told_counts = False
+        self._has_told_counts, self._counts_again_at = False, 0.0
         self._newest: Bundle | None = None  # the last one that the gate has decided about
         self._measure_again_at: float | None = None  # when it is to be measured again, if it could not be
         self._unusable: tuple[tuple[int, str], float] | None = None  # a model that could not be fetched; again when
+        self._refused: tuple[int, str] | None = None  # a model that the coordinator refused to hand out once
         self._given_up: tuple[int, str] | None = None  # a round that cannot be trained here, with its model's digest
         self._trained: tuple[tuple[int, str], Update, Tensors] | None = None  # not on the disk yet
         self._ticket = _NO_TICKET
@@ -106,8 +108,8 @@ class Agent:
                     self._condition.clear(kind)
 
     def _record(self, error: Exception, pause_s: float) -> None:
-        if isinstance(error, Refused):  # the round or the model has been overtaken; the next task says what is next
-            logger.warning("%s; asking again in %.0f s", error, pause_s)
+        if isinstance(error, Refused):
+            self._condition.record(TroubleKind.COORDINATOR, f"The coordinator refuses a request: {error}")
         elif isinstance(error, (OSError, StateError)):
             self._condition.record(TroubleKind.STORAGE, f"The state folder {self._state.path} cannot be used: {error}")
         elif isinstance(error, DistransError):
@@ -132,10 +134,10 @@ class Agent:
             self._stopping.wait(_AFTER_FAILURE_S)
             return False
         bundle = self._take_model(task)
-        if task.action == "train" and task.round is not None:
-            if bundle is None or self._data is None:
-                self._stopping.wait(_AFTER_FAILURE_S)
-                return False
+        cannot_train = task.action == "train" and (bundle is None or self._data is None)
+        if cannot_train or (bundle is None and task.model is not None):
+            self._stopping.wait(_AFTER_FAILURE_S)  # whatever the coordinator announces next
+        elif task.action == "train" and task.round is not None and bundle is not None and self._data is not None:
             self._train(task.round, bundle, self._data)
             self._ticket = _NO_TICKET
         if task.action == "finished":
@@ -170,7 +172,7 @@ class Agent:
                 self._measure(self._newest)
 
     def _tell_class_counts(self, data: SiteData) -> None:
-        if self._has_told_counts:
+        if self._has_told_counts or time.monotonic() < self._counts_again_at:
             return
         report = data.report
         try:
@@ -179,8 +181,11 @@ class Agent:
                 logger.info("the numbers of images have changed; reporting them to the coordinator")
                 self._coordinator.update_counts(report.held_classes, report.test_images)
         except Refused as error:
+            self._counts_again_at = time.monotonic() + _DATA_AGAIN_S
             self._condition.record(TroubleKind.DATA, f"The coordinator rejects this site's class counts: {error}")
-        self._has_told_counts = True
+        else:
+            self._has_told_counts = True
+            self._condition.clear(TroubleKind.DATA)
 
     def _note_unreadable(self, data: SiteData) -> None:
         if found := data.describe_unreadable():
@@ -301,17 +306,24 @@ class Agent:
         try:
             self._condition.enter(Phase.DOWNLOADING, pointer.number)
             bundle = self._fetcher.fetch(self._coordinator, pointer, task.personal_url, task.facts, newest)
-        except (Stopped, AgentEnded, Refused, OSError, StateError):
+        except (Stopped, AgentEnded, OSError, StateError):
             raise
         except Exception as error:
-            self._unusable = key, time.monotonic() + _MODEL_AGAIN_S
-            if is_new:
+            if isinstance(error, Refused) and self._refused != key:
+                self._refused = key  # it may just have been overtaken: the next task names another one
+                raise
+            is_first = self._unusable is None or self._unusable[0] != key
+            pause_s = _REFUSED_AGAIN_S if isinstance(error, Refused) else _MODEL_AGAIN_S
+            self._unusable = key, time.monotonic() + pause_s
+            if is_new and is_first:
                 self._gate.reject(pointer.number, pointer.digest, error)
             self._condition.record(TroubleKind.MODEL, f"Model {pointer.number} cannot be used: {_in_words(error)}")
             return None
+        self._refused = None
         self._condition.clear(TroubleKind.MODEL)
         if is_new:
-            self._state.save_bundle(bundle, self._options.keep_models)
+            served = self._gate.served
+            self._state.save_bundle(bundle, self._options.keep_models, None if served is None else served.key)
             self._measure(bundle)
             self._newest = bundle
         return bundle
@@ -321,8 +333,11 @@ class Agent:
         line = self._gate.consider(bundle, self._data)
         self._measure_again_at = time.monotonic() + _MODEL_AGAIN_S if line.undecided else None
         own = line.with_offset
-        score = "" if own is None or own.accuracy is None else f", {own.accuracy:.1%} on held-out images"
-        logger.info("model %d is here%s", bundle.number, score)
+        if own is None or own.accuracy is None:
+            logger.info("received model %d: not measured", bundle.number)
+        else:
+            score = f"{100 * own.accuracy:.1f} % accuracy on {own.samples} held-out images"
+            logger.info("received model %d: %s", bundle.number, score)
         if self._data is not None:
             self._note_unreadable(self._data)
         if own is not None:

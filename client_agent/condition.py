@@ -10,6 +10,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from client_agent.errors import AgentEnded, Ending
+from client_agent.text import storable
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class TroubleKind(StrEnum):
     MODEL = "model"
     TRAINING = "training"
     STORAGE = "storage"
+    PIN = "pin"
     UNEXPECTED = "unexpected"
 
 
@@ -91,7 +93,7 @@ class Condition:
     """The loop's state, written by the loop and read by the web service and at shutdown."""
 
     def __init__(self, save: Callable[[Report], None] = lambda _report: None) -> None:
-        self._save, self._lock = save, threading.Lock()
+        self._save, self._saving, self._lock = save, threading.Lock(), threading.Lock()
         self._troubles: dict[TroubleKind, Trouble] = {}
         self._ended: Ending | None = None
         self.activity = Activity(Phase.STARTING)
@@ -109,6 +111,7 @@ class Condition:
 
     def record(self, kind: TroubleKind, message: str) -> None:
         """Note a trouble, and log it unless it is the same as before."""
+        message = storable(message)
         with self._lock:
             known = self._troubles.get(kind)
             if known is not None and known.message == message:
@@ -125,8 +128,16 @@ class Condition:
             logger.info("%s: recovered from: %s", kind, known.message)
             self._keep()
 
+    def note_coordinator(self, problem: str) -> None:
+        """Why the coordinator did not answer; empty when it did."""
+        if problem:
+            self.record(TroubleKind.COORDINATOR, f"The coordinator does not answer: {problem}")
+        else:
+            self.clear(TroubleKind.COORDINATOR)
+
     def finish(self, outcome: str) -> None:
         """The federation is over; the loop may go on."""
+        outcome = storable(outcome)
         if outcome != self.outcome:
             self.outcome = outcome
             logger.info("%s", outcome)
@@ -134,9 +145,9 @@ class Condition:
 
     def end(self, error: AgentEnded) -> None:
         """The loop is over for good."""
-        self._ended, self.outcome = error.ending, str(error)
+        self._ended, self.outcome = error.ending, storable(str(error))
         self.enter(Phase.ENDED)
-        logger.error("ended: %s: %s", error.ending, error)
+        logger.error("ended: %s: %s", error.ending, self.outcome)
         self._keep()
 
     def start(self) -> None:
@@ -145,6 +156,7 @@ class Condition:
 
     def _keep(self) -> None:
         try:
-            self._save(self.report)
-        except OSError as error:  # a full disk is a trouble of its own; this file is for people
+            with self._saving:
+                self._save(self.report)
+        except Exception as error:  # a full disk is a trouble of its own; this file is for people
             logger.warning("the agent's condition could not be written: %s", error)

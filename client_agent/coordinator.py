@@ -50,10 +50,8 @@ def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
     try:
         response = call()
     except httpx.HTTPError as error:
-        trouble = explain(error)
-        raise DistransError(
-            f"The coordinator cannot be reached: {trouble.cause}.", next_step=trouble.next_step
-        ) from error
+        found = explain(error)
+        raise DistransError(f"The coordinator cannot be reached: {found.cause}.", next_step=found.next_step) from error
     if not response.is_success:
         raise refusal(response)
     return _parse(kind, response)
@@ -72,8 +70,11 @@ def join(http: httpx.Client, body: JoinRequest) -> JoinAnswer:
 class Coordinator:
     """Calls that are repeated until they are answered, or until the agent is asked to stop."""
 
-    def __init__(self, http: httpx.Client, stopping: threading.Event) -> None:
-        self._http, self._stopping = http, stopping
+    def __init__(
+        self, http: httpx.Client, stopping: threading.Event, on_problem: Callable[[str], None] = lambda _problem: None
+    ) -> None:
+        """`on_problem` is told why a call was not answered, and an empty text once one was."""
+        self._http, self._stopping, self._on_problem = http, stopping, on_problem
         self.reachable: bool | None = None
         self.problem = ""  # why the last call was not answered
         self.bytes_sent = self.bytes_received = 0
@@ -94,7 +95,7 @@ class Coordinator:
                 response = call()
                 if response.is_success:
                     result = read(response)
-                    self.reachable, self.problem = True, ""
+                    self._note(True, "")
                     return result
                 if response.status_code < 500 and response.status_code not in (408, 429):
                     raise refusal(response)
@@ -112,12 +113,16 @@ class Coordinator:
                 raise
             if self._stopping.is_set():  # and the connection was closed for that
                 raise Stopped
-            self.reachable, self.problem = False, problem
+            self._note(False, problem)
             if tries is not None and (tries := tries - 1) <= 0:
                 raise DistransError(f"{what}: {problem}")
             pause_s = backoff.choose_s(retry_after)
             logger.warning("%s: %s; trying again in %.0f s", what, problem.rstrip("."), pause_s)
             backoff.wait(pause_s)
+
+    def _note(self, reachable: bool, problem: str) -> None:
+        self.reachable, self.problem = reachable, problem
+        self._on_problem(problem)
 
     def _call(self, method: str, url: str, **options: Any) -> Callable[[], httpx.Response]:
         return lambda: request(self._http, method, url, **options)

@@ -15,14 +15,20 @@ from torch import Tensor
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
 from client_agent.sources import Example, Item, open_source
+from client_agent.text import storable
 from shared.heterogeneity import count_classes
 from shared.plan import FederationPlan, ImagePlan
 
 logger = logging.getLogger(__name__)
 DEFAULT_CACHE_BYTES = 2 * 1024**3
-MAX_UNREADABLE_SHARE = 0.1  # of the training images; beyond that the disk is the problem, not an image
+_UNREADABLE_SHARE = 0.1  # of a set of images; beyond that the disk is the problem, not an image
 _PREFETCHED_BATCHES = 3
 _SHOWN = 10
+
+
+def most_unreadable(images: int) -> int:
+    """How many of a set of images may be left out: a tenth, or a single one of a few."""
+    return min(max(1, int(_UNREADABLE_SHARE * images)), images - 1)
 
 
 def load_item(item: Item, shape: ImagePlan) -> Tensor:
@@ -116,7 +122,7 @@ class ImageSet:
         try:
             loaded = load_item(item, self._shape)
         except Exception as error:  # whatever is wrong with one image is no fault of the others
-            reason = f"{item if isinstance(item, Path) else f'image {index}'}: {error}"
+            reason = storable(f"{item if isinstance(item, Path) else f'image {index}'}: {error}")
             with self._lock:
                 is_news = index not in self._unreadable and len(self._unreadable) < _SHOWN
                 self._unreadable[index] = reason
@@ -207,7 +213,7 @@ def open_data(
     if not parts[0]:
         raise DataError(f"There is no training image of a class of the plan at {spec}.")
     budgets = _share_budget(cache_bytes, len(parts[0]), len(parts[1]))
-    most = min(max(1, int(MAX_UNREADABLE_SHARE * len(parts[0]))), len(parts[0]) - 1)
+    most = most_unreadable(len(parts[0]))
     train, test = (
         ImageSet(part, plan, cache_bytes=budget, pin=pin, max_unreadable=limit)
         for part, budget, limit in zip(parts, budgets, (most, None), strict=True)

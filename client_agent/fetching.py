@@ -1,5 +1,6 @@
 """A model and this site's tensors for it, fetched and checked against the plan."""
 
+import re
 from functools import cached_property
 
 import safetensors.torch
@@ -15,6 +16,7 @@ from shared.schemas import ModelPointer
 from shared.wire import Spec
 
 _MAX_NUMBER = 2**31
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class ModelFetcher:
@@ -38,6 +40,8 @@ class ModelFetcher:
         """The model with its personal and the current private tensors; weights that `newest` has are not fetched."""
         if not 0 <= pointer.number < _MAX_NUMBER:
             raise UnusableModel(f"{pointer.number} is not the number of a model.")
+        if not _DIGEST.fullmatch(pointer.digest):
+            raise UnusableModel(f"{pointer.digest[:100]!r} is not the digest of a model.")
         if newest is not None and newest.digest == pointer.digest:
             shared = newest.shared
         else:

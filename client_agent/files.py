@@ -12,6 +12,7 @@ def write_durably(file: Path, data: bytes, mode: int = 0o600) -> None:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as handle:
             os.fchmod(descriptor, mode)  # whatever the umask
+            _give_to_owner(descriptor, file.parent)
             handle.write(data)
             handle.flush()
             os.fsync(descriptor)
@@ -21,6 +22,14 @@ def write_durably(file: Path, data: bytes, mode: int = 0o600) -> None:
             aside.unlink(missing_ok=True)  # half a file on a full disk helps nobody
         raise
     sync_folder(file.parent)
+
+
+def _give_to_owner(descriptor: int, folder: Path) -> None:
+    """What root writes into an agent's folder, as with `sudo distrans-agent pin`, is for the agent's user."""
+    about = folder.stat()
+    if os.geteuid() == 0 and about.st_uid != 0:
+        with suppress(OSError):  # root in a container may lack the right
+            os.fchown(descriptor, about.st_uid, about.st_gid)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,14 +3,18 @@
 import os
 import stat
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from client_agent.files import sync_folder
+from client_agent.files import sync_folder, write_durably
 from shared.evaluation import Evaluation
+
+MAX_BYTES = 4 * 1024 * 1024
+_KEPT_LINES = 1000  # with reasons of the greatest length they have less than MAX_BYTES
 
 
 class HistoryLine(BaseModel):
@@ -48,14 +52,9 @@ class HistoryLine(BaseModel):
             "reason": self.reason,
         }
 
-    def replaces(self, earlier: "HistoryLine") -> bool:
-        """Whether this later line is about the same bundle; a line without a digest is about all of its number."""
-        is_same = self.digest == earlier.digest and earlier.fingerprint in ("", self.fingerprint)
-        return self.model == earlier.model and (not self.digest or is_same)
-
 
 def append_line(file: Path, line: HistoryLine) -> None:
-    """Add a line durably, for its owner's eyes only. A line that a crash cut off stays a line of its own."""
+    """Add a line durably, readable by its owner alone. A line that a crash cut off stays a line of its own."""
     is_new = not file.exists()
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -84,16 +83,30 @@ def read_lines(file: Path) -> list[HistoryLine]:
         text = file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    lines: dict[int, HistoryLine] = {}  # by their place in the file
-    places: defaultdict[int, list[int]] = defaultdict(list)  # by the model's number
+    # By number, then by digest and fingerprint; with its place in the file.
+    found: defaultdict[int, dict[tuple[str, str], tuple[int, HistoryLine]]] = defaultdict(dict)
     for place, part in enumerate(text.split("\n")):
         try:
             line = HistoryLine.model_validate_json(part)
         except ValidationError:
             continue
-        for earlier in [one for one in places[line.model] if line.replaces(lines[one])]:
-            places[line.model].remove(earlier)
-            del lines[earlier]
-        places[line.model].append(place)
-        lines[place] = line
-    return list(lines.values())
+        same_number = found[line.model]
+        if line.digest:
+            same_number.pop((line.digest, ""), None)  # it could not be fetched then
+        else:  # of an older agent, for which a number was a model
+            same_number.clear()
+        same_number[line.digest, line.fingerprint] = place, line
+    placed = [entry for same_number in found.values() for entry in same_number.values()]
+    return [line for _, line in sorted(placed, key=lambda entry: entry[0])]
+
+
+def compact(file: Path, is_kept: Callable[[HistoryLine], bool]) -> None:
+    """Shorten a file over MAX_BYTES to its newest lines and those that `is_kept` names.
+
+    A coordinator that announces a new broken model every few seconds must not fill the disk, nor delay a restart.
+    """
+    if not file.exists() or file.stat().st_size <= MAX_BYTES:
+        return
+    lines = read_lines(file)
+    staying = [line for line in lines[:-_KEPT_LINES] if is_kept(line)] + lines[-_KEPT_LINES:]
+    write_durably(file, b"".join(line.model_dump_json().encode() + b"\n" for line in staying))

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -59,6 +60,10 @@ class KeptModel:
     order: int  # of its arrival
     folder: Path
 
+    def holds(self, number: int, digest: str, fingerprint: str) -> bool:
+        """Whether it is this very bundle."""
+        return (self.number, self.digest) == (number, digest) and self.fingerprint in ("", fingerprint)
+
 
 def load_tensors(file: Path) -> Tensors:
     """The tensors of a file; none when there is no such file."""
@@ -91,10 +96,10 @@ class KeptModels:
             if match is None:
                 continue
             try:
-                about = json.loads((folder / "about.json").read_bytes())
+                about = _read_about(folder)
                 fingerprint = str(about.get("fingerprint", ""))
                 models.append(KeptModel(int(match[1]), str(about["digest"]), fingerprint, int(match[2] or -1), folder))
-            except (OSError, ValueError, KeyError, TypeError):  # a crash while it was removed
+            except (OSError, ValueError, KeyError, TypeError):  # damaged, or a crash while it was removed
                 continue
         return sorted(models, key=_arrival)
 
@@ -133,7 +138,7 @@ class KeptModels:
     def load(self, kept: KeptModel) -> Bundle:
         """Read a kept model; raises StateError when its files are gone or changed."""
         try:
-            about = json.loads((kept.folder / "about.json").read_bytes())
+            about = _read_about(kept.folder)
             expected, facts = about.get("files", {}), dict(about["facts"])
             tensors = {}
             for name in _PARTS:
@@ -151,6 +156,13 @@ class KeptModels:
         for one in self._on_disk():
             if one.folder not in staying:
                 shutil.rmtree(one.folder, ignore_errors=True)
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    about = json.loads((folder / "about.json").read_bytes())
+    if not isinstance(about, dict):
+        raise ValueError("about.json does not hold an object")
+    return about
 
 
 def _arrival(kept: KeptModel) -> tuple[int, int]:

@@ -125,7 +125,7 @@ def _no_passphrase() -> str:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Explanation:
     """Why the coordinator could not be reached, and what to do."""
 
     cause: str
@@ -137,62 +137,62 @@ class Trouble:
 
 _CLIENT_CERTIFICATE = "Ask its operator, and join with the right --client-cert and --client-key."
 # What OpenSSL says, in lower case; the first one found counts.
-_TLS_TROUBLES = {
-    "certificate has expired": Trouble(
+_TLS_ERRORS = {
+    "certificate has expired": Explanation(
         "the coordinator's certificate has expired",
         "Ask its operator to renew it, and check this machine's clock.",
     ),
-    "certificate is not yet valid": Trouble(
+    "certificate is not yet valid": Explanation(
         "the coordinator's certificate is not valid yet",
         "Check this machine's clock.",
     ),
-    "mismatch, certificate is not valid for": Trouble(
+    "mismatch, certificate is not valid for": Explanation(
         "the coordinator's certificate is for another name",
         "Join with the name that stands in the certificate as --server.",
     ),
-    "certificate verify failed": Trouble(
+    "certificate verify failed": Explanation(
         "the coordinator's certificate is from an authority that is not trusted here",
         "If it is the operator's own, join with its certificate as --ca-file; else do not go on.",
     ),
-    "alert certificate required": Trouble("the coordinator asks for a client certificate", _CLIENT_CERTIFICATE),
-    "alert handshake failure": Trouble(
+    "alert certificate required": Explanation("the coordinator asks for a client certificate", _CLIENT_CERTIFICATE),
+    "alert handshake failure": Explanation(
         "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
     ),
-    " alert ": Trouble("the coordinator does not accept this site's client certificate", _CLIENT_CERTIFICATE),
-    "wrong version number": Trouble(
+    " alert ": Explanation("the coordinator does not accept this site's client certificate", _CLIENT_CERTIFICATE),
+    "wrong version number": Explanation(
         "the server does not speak TLS at this address",
         "Check the port of --server; plain http is for this machine only.",
     ),
-    "eof occurred in violation of protocol": Trouble(
+    "eof occurred in violation of protocol": Explanation(
         "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
     ),
 }
 
 
-def explain(error: httpx.HTTPError) -> Trouble:
-    """A network error in words, with OpenSSL's or the system's own beside them."""
+def explain(error: httpx.HTTPError) -> Explanation:
+    """A readable network error, with the original text of OpenSSL or the system."""
     text = (str(error) or type(error).__name__).partition(" (_ssl")[0].rstrip(".")
-    for marker, trouble in _TLS_TROUBLES.items():
+    for marker, known in _TLS_ERRORS.items():
         if marker in text.lower():
             said = text.rpartition("] ")[2].removeprefix("certificate verify failed: ")
-            return Trouble(f"{trouble.cause} ({said})", trouble.next_step)
+            return Explanation(f"{known.cause} ({said})", known.next_step)
     if isinstance(error, httpx.ProxyError):
-        return Trouble(f"the proxy refuses ({text})", "Check HTTPS_PROXY and NO_PROXY, or ask whoever runs it.")
+        return Explanation(f"the proxy refuses ({text})", "Check HTTPS_PROXY and NO_PROXY, or ask whoever runs it.")
     try:
         url = error.request.url
     except RuntimeError:  # it was never sent
-        return Trouble(text, "Check the network.")
+        return Explanation(text, "Check the network.")
     if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "https":
-        return Trouble(
+        return Explanation(
             f"the coordinator hung up ({text})",
             "If it asks for client certificates, join with --client-cert and --client-key.",
         )
     if isinstance(error, httpx.ConnectError) and _through_proxy(url):
-        return Trouble(
+        return Explanation(
             f"{text}; a proxy is set in the environment",
             "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY, then --server and the network.",
         )
-    return Trouble(text, "Check --server and the network.")
+    return Explanation(text, "Check --server and the network.")
 
 
 def _through_proxy(url: httpx.URL) -> bool:

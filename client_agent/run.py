@@ -23,6 +23,7 @@ from client_agent.settings import RunOptions
 from client_agent.state import StateFolder
 from client_agent.threads import limit_threads
 from client_agent.web_service import serving
+from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
 
 logger = logging.getLogger(__name__)
@@ -39,13 +40,20 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
     """Run until asked to stop; in any thread.
 
     While it serves, nothing else ends it: neither the end of the federation or of this agent's part in it, nor data or
-    a coordinator that cannot be reached. Without a web service, or with `exit_when_finished`, it ends with the
-    federation, and raises AgentEnded when its part is over for good.
+    a coordinator that cannot be reached; only a failure of the web service itself does, with a DistransError. Without a
+    web service, or with `exit_when_finished`, it ends with the federation, and raises AgentEnded when its part is over
+    for good.
     """
     identity = state.identity()
     device = select_device(options.device)
     runtime = Runtime(device, options.precision, options.channels_last, options.compile)
     serve = options.serve
+    web_has_failed = threading.Event()
+
+    def end_without_web_service() -> None:
+        web_has_failed.set()
+        stopping.set()
+
     with ExitStack() as stack:
         stack.enter_context(state.locked())
         predictions = None
@@ -55,7 +63,8 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
         gate, condition = ModelGate(state, identity, runtime, options, predictions), Condition(state.save_condition)
 
         def connect() -> Coordinator:
-            return Coordinator(stack.enter_context(open_http(identity.connection, identity.token)), stopping)
+            http = stack.enter_context(open_http(identity.connection, identity.token))
+            return Coordinator(http, stopping, condition.note_coordinator)
 
         def open_site_data() -> SiteData:
             return open_data(
@@ -71,10 +80,15 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
         )
         if serve is not None and predictions is not None:
             gate.serve_kept()
-            stack.enter_context(serving(create_app(identity.plan, predictions, serve, agent.info), serve))
+            app = create_app(identity.plan, predictions, serve, agent.info)
+            stack.enter_context(serving(app, serve, end_without_web_service))
         else:
             agent.prepare()  # nobody is served meanwhile: better end at once than wait for what a person must fix
         _run_loop(agent, gate, condition, options, stopping)
+        if web_has_failed.is_set():
+            raise DistransError(
+                "The web service has stopped.", next_step="The log has the reason; start the agent again."
+            )
 
 
 def _run_loop(
@@ -102,7 +116,7 @@ def _run_loop(
                 stopping.set()
 
     thread = threading.Thread(target=loop, name="agent", daemon=True)
-    watcher = threading.Thread(target=gate.follow_pin, args=(stopping,), name="pin", daemon=True)
+    watcher = threading.Thread(target=gate.follow_pin, args=(stopping, condition), name="pin", daemon=True)
     thread.start()
     if options.serve is not None:
         watcher.start()

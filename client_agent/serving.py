@@ -36,6 +36,12 @@ class ServingModel:
     digest: str
     offset_digest: str | None
     classes: tuple[str, ...]
+    fingerprint: str = ""  # of the bundle, see kept_models.py
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """Number, digest and fingerprint, which name exactly this model."""
+        return self.number, self.digest, self.fingerprint
 
 
 def build(plan: FederationPlan, name: str, bundle: Bundle, runtime: Runtime) -> ServingModel:
@@ -50,6 +56,7 @@ def build(plan: FederationPlan, name: str, bundle: Bundle, runtime: Runtime) -> 
         digest=bundle.digest,
         offset_digest=None if offset is None else digest(encode({"offset": offset})),
         classes=plan.classes,
+        fingerprint=bundle.fingerprint,
     )
     if not bool(model.own(torch.zeros(1, *plan.image.shape)).isfinite().all()):
         raise DistransError(f"Model {bundle.number} does not answer with finite numbers.")
@@ -63,7 +70,7 @@ def load_served(state: StateFolder, identity: Identity, runtime: Runtime) -> tup
     """
     pinned = state.pinned()
     choices = state.choices()
-    if pinned is not None and (not choices or choices[0].number != pinned):
+    if pinned is not None and not state.has_pinned():
         logger.warning("the kept model %d cannot be served: /predict is pinned to it, but it is not kept", pinned)
     for kept in choices:
         try:
@@ -71,6 +78,11 @@ def load_served(state: StateFolder, identity: Identity, runtime: Runtime) -> tup
             return bundle, build(identity.plan, identity.name, bundle, runtime)
         except Exception as error:  # whatever is wrong with this one, another one may be good
             logger.warning("the kept model %d cannot be served: %s", kept.number, error)
+    if choices:
+        raise StateError(
+            f"None of the {len(choices)} approved models that are kept can be read.",
+            next_step="The log has the reasons; restore the models folder from a backup, or wait for the next model.",
+        )
     if state.kept_models():
         raise StateError(
             "None of the kept models has been approved by the gate.",

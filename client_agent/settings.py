@@ -31,7 +31,7 @@ class Connection(BaseModel):
         """Refuse to send tokens and models in the clear over a network."""
         parts = urlsplit(self.server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DistransError(f"{self.server!r} is no web address.", next_step="Use https://host[:port].")
+            raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
         if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
             raise DistransError(
                 f"{self.server} is not encrypted: anybody on the way could read the token and the models.",

@@ -24,11 +24,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from client_agent.condition import Report
 from client_agent.errors import StateError
 from client_agent.files import sync_folder, write_durably
-from client_agent.history import HistoryLine, append_line, read_lines
+from client_agent.history import HistoryLine, append_line, compact, read_lines
 from client_agent.kept_models import Bundle, KeptModel, KeptModels, load_tensors
 from client_agent.settings import Identity
 from shared.methods.base import Tensors
 from shared.wire import encode
+
+_MAX_DIGITS = 18
 
 
 class PendingUpload(BaseModel):
@@ -48,7 +50,7 @@ class StateFolder:
         self._models = KeptModels(path / "models")
 
     def create(self, identity: Identity) -> None:
-        """Start a new folder, for its owner's eyes only."""
+        """Start a new folder, readable by its owner alone."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(self.path / "identity.json", identity.model_dump_json(indent=2).encode())
 
@@ -128,10 +130,16 @@ class StateFolder:
 
     # Models
 
-    def save_bundle(self, bundle: Bundle, keep: int) -> None:
-        """Keep a model; of all of them the last `keep`, the pinned one, and the one to be served after a restart."""
+    def save_bundle(self, bundle: Bundle, keep: int, served: tuple[int, str, str] | None = None) -> None:
+        """Keep a model; of all of them the last `keep`, the pinned one, the first choice, and the one that is served.
+
+        The served one, by number, digest and fingerprint, is not the first choice when that one is damaged.
+        """
         self._models.save(bundle)
-        self._models.prune(keep, self.choices()[: 1 if self._pin() is None else 2])
+        protected = self.choices()[: 1 if self._pin() is None else 2]
+        if served is not None:
+            protected += [one for one in self._models.all() if one.holds(*served)]
+        self._models.prune(keep, protected)
 
     def kept_models(self) -> list[KeptModel]:
         """The models that are kept, in the order of their arrival."""
@@ -162,13 +170,22 @@ class StateFolder:
         The pinned one, then those that the gate approved, the latest decision first. A model without a decision is
         never among them.
         """
-        approved, pin = self._approved(), self._pin()
+        approved = self._approved()
+        return list(dict.fromkeys(self._pinned_model(approved) + approved))
+
+    def has_pinned(self) -> bool:
+        """Whether the very model that /predict is pinned to is kept."""
+        return bool(self._pinned_model(self._approved()))
+
+    def _pinned_model(self, approved: list[KeptModel]) -> list[KeptModel]:
+        pin = self._pin()
         if pin is None:
-            return approved
+            return []
         number, fingerprint = pin
         named = [one for one in [*approved, *reversed(self._models.all())] if one.number == number]
-        pinned = [one for one in named if fingerprint in ("", one.fingerprint)][:1]
-        return list(dict.fromkeys(pinned + approved))
+        exact = [one for one in named if one.fingerprint == fingerprint]
+        # A pin without a fingerprint is an older agent's, and about a folder of such an agent as long as there is one.
+        return (exact if exact or fingerprint else named)[:1]
 
     def _approved(self) -> list[KeptModel]:
         kept = self._models.all()
@@ -178,18 +195,32 @@ class StateFolder:
         """What the gate decided about a kept model."""
         return next((line for line in reversed(self.history()) if _is_about(line, kept)), None)
 
+    def best_approved(self) -> HistoryLine | None:
+        """The approved line with the highest score among the kept models; without any, the last one with a score.
+
+        Not the last one of the kept: models could then get worse step by step, each by less than the gate allows.
+        """
+        scored = [line for line in self.history() if line.approved and line.with_offset is not None]
+        kept = self._models.all()
+        among = [line for line in scored if any(_is_about(line, one) for one in kept)] or scored[-1:]
+        return max(among, key=lambda line: (line.with_offset and line.with_offset.accuracy) or 0.0, default=None)
+
     def pinned(self) -> int | None:
-        """The number of the model that /predict is pinned to."""
+        """The number of the model that /predict is pinned to; None also when the pin cannot be read."""
         pin = self._pin()
         return None if pin is None else pin[0]
 
     def _pin(self) -> tuple[int, str] | None:
         """Number and fingerprint, which is empty for what an older agent wrote."""
-        number, _, fingerprint = self.pin_text().strip().partition(" ")
-        return (int(number), fingerprint) if number.isascii() and number.isdigit() else None
+        try:
+            number, _, fingerprint = self.pin_text().strip().partition(" ")
+        except OSError:  # the gate reports it; approved models can still be served
+            return None
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
+        return (int(number), fingerprint) if is_number else None
 
     def pin_text(self) -> str:
-        """Whatever stands in the pin's file; changes when the pin does."""
+        """Whatever stands in the pin's file; changes when the pin does. Raises OSError when it cannot be read."""
         try:
             return (self.path / "pin").read_text(errors="replace")
         except FileNotFoundError:
@@ -208,8 +239,10 @@ class StateFolder:
     # What was measured, and how the agent is
 
     def add_history(self, line: HistoryLine) -> None:
-        """Add a decision; a later one about the same model replaces it."""
-        append_line(self.path / "history.jsonl", line)
+        """Add a decision; a later one about the same model replaces it. Of thousands the oldest are dropped."""
+        file, kept = self.path / "history.jsonl", self._models.all()
+        compact(file, lambda old: old.approved and any(_is_about(old, one) for one in kept))
+        append_line(file, line)
 
     def history(self) -> list[HistoryLine]:
         """The last decision about each model, oldest first."""

@@ -1,6 +1,6 @@
 """A site's measurements and its model of its own, beside the federation's."""
 
-from client_agent.data import SiteData
+from client_agent.data import SiteData, most_unreadable
 from shared.evaluation import Evaluation, evaluate
 from shared.method_options import FedAvgOptions
 from shared.methods import client_half, server_half
@@ -12,12 +12,12 @@ _BATCH = 128
 
 
 def measure(predictor: Predictor, data: SiteData, plan: FederationPlan) -> Evaluation | None:
-    """Score on the held-out images that can be read; None without any."""
+    """Score on the held-out images that can be read; None when too many of them cannot, or there are none."""
     if not data.test.samples:
         return None
     own = [place for place, name in enumerate(plan.classes) if data.report.class_counts[name]]
     score = evaluate(predictor, data.test.batches(_BATCH, seed=0), own)
-    return score if score.samples else None
+    return score if data.test.samples - score.samples <= most_unreadable(data.test.samples) else None
 
 
 class LocalBaseline:

@@ -37,7 +37,7 @@ def install(app: FastAPI) -> None:
 
 
 def _policy_for(page: str) -> str:
-    """The coordinator's policy, and in addition the page's own script and the styles that Swagger UI writes."""
+    """The usual policy, which also allows the page's own script and the styles that Swagger UI writes."""
     scripts = [hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(page)]
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts)
     return CONTENT_SECURITY_POLICY.replace("script-src 'self'", f"script-src 'self' {allowed}").replace(

@@ -1,8 +1,8 @@
-"""Headers that tell browsers to be careful with every answer."""
+"""Security headers for every answer of the coordinator and of the agent."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Pages bring nothing but files of the coordinator itself: no inline scripts or styles, no frames, no other hosts.
+# Pages load only files of the service they come from: no inline scripts or styles, no frames, no other hosts.
 CONTENT_SECURITY_POLICY = "; ".join(
     [
         "default-src 'none'",

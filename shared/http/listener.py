@@ -1,5 +1,6 @@
 """A listening socket that bounds how many connections are open, in total and from one address."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -16,6 +17,8 @@ from shared.problems import DistransError
 
 logger = logging.getLogger(__name__)
 _REPORT_EVERY_S = 10.0
+_TLS_HELLO_S = 10.0
+_TLS_GOODBYE_S = 2.0
 
 
 def listen(config: Config) -> socket.socket:
@@ -81,6 +84,18 @@ class Listener(socket.socket):
         self._open[key] -= 1
         if not self._open[key]:
             del self._open[key]
+
+
+class TlsLoop(asyncio.SelectorEventLoop):
+    """asyncio's event loop, which a Listener needs, for servers with TLS: it soon ends connections of silent peers.
+
+    asyncio itself waits 60 s for the handshake and 30 s for the answer to the goodbye, which idle peers never send.
+    """
+
+    @override
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        limits = {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
+        return await super().create_server(*arguments, **options | limits)
 
 
 class _Counted(socket.socket):

@@ -1,4 +1,4 @@
-"""HTTPS without a proxy: a certificate that is renewed while the coordinator runs, and clients that show theirs."""
+"""HTTPS without a proxy: a certificate that is renewed while the service runs, and clients that show theirs."""
 
 import logging
 import ssl
@@ -74,7 +74,7 @@ def _watch(context: ssl.SSLContext, cert: Path, key: Path) -> None:
             _try(cert, key)  # a half-written pair must not get into the context that serves
             context.load_cert_chain(cert, key)
         except OSError as error:
-            logger.error("the new certificate in %s cannot be used yet, the old one goes on: %s", cert, error)
+            logger.error("the new certificate in %s cannot be used, the old one stays in use: %s", cert, error)
         else:
             logger.info("the certificate in %s was renewed", cert)
 

@@ -58,7 +58,7 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
     peer = Peer(api.join(plan, "peer", counts), plan, data)
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         peer.take_part(1)
-        agent.wait_for_line("model 1 is here")
+        agent.wait_for_line("received model 1")
         assert app.served_round() == 1
         peer.take_part(2, factor=-3.0)
         agent.wait_for_line("model 2 is not served: it scores")
@@ -151,7 +151,7 @@ def test_a_revoked_agent_ends_and_says_why(api: SocketApi, data: Path, tmp_path:
     api.create(plan)
     state = enrol(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state) as agent:
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
         api.admin("POST", f"/v1/federations/{plan.name}/clients/north/revoke")
         api.admin("POST", f"/v1/federations/{plan.name}/pause")  # news: the long poll ends
         agent.wait()
@@ -164,7 +164,7 @@ def test_a_cancelled_federation_ends_the_agent(api: SocketApi, data: Path, tmp_p
     api.create(plan)
     state = enrol(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state) as agent:
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
         api.admin("POST", f"/v1/federations/{plan.name}/cancel")
         agent.wait()
     assert isinstance(agent.ended_with, AgentEnded)
@@ -178,5 +178,5 @@ def test_a_plan_with_thousands_of_classes_reaches_the_site(api: SocketApi, data:
     api.create(plan)
     state = enrol(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state, exit_when_finished=True) as agent:
-        agent.wait_for_line("model 1 is here")
+        agent.wait_for_line("received model 1")
     assert [line.served for line in state.history()] == [True, True]

@@ -183,7 +183,7 @@ def test_killed_while_training_it_trains_the_round_again(coordinator: Coordinato
     coordinator.create(plan)
     state = enrol(coordinator, plan, "north", write_digits(tmp_path / "data", ("0", "1")), tmp_path, coordinator.url)
     agent = AgentProcess(state, "--no-serve")
-    agent.wait_for_line("model 0 is here")
+    agent.wait_for_line("received model 0")
     agent.kill()
     second = AgentProcess(state, "--no-serve")
     assert second.wait() == 0, second.lines

@@ -86,7 +86,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(db_url: str, tmp_path
     with (
         SocketApi(db_url, Tls(cert, key), trust(authority)) as api,
         Heard("shared.http.tls", "was renewed") as renewed,
-        Heard("shared.http.tls", "the old one goes on") as refused,
+        Heard("shared.http.tls", "the old one stays in use") as refused,
     ):
         assert served(api) == fingerprint(old)
         unfit.private_key_pem.write_to_path(key)  # a renewal that stopped half-way

@@ -6,6 +6,8 @@ import json
 import selectors
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -287,6 +289,42 @@ def test_one_address_cannot_take_all_connections() -> None:
             assert fifth.recv(100) == b""
         with pytest.raises(httpx.TransportError):
             one.ask("/info")
+        elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=elsewhere, base_url=one.http.base_url) as other:
+            assert other.get("/info").status_code == 200
+
+
+def test_connections_that_never_finish_their_tls_handshake_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = write(trustme.CA().issue_cert("127.0.0.1"), tmp_path)
+    with agent(tls=tls, max_connections=8) as one, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(one.connect())
+        with one.connect() as fifth, suppress(ConnectionError):
+            assert fifth.recv(100) == b""
+        assert "refused a connection from 127.0.0.1: 4 connections are open from there" in caplog.text
+        elsewhere = httpx.HTTPTransport(local_address="127.0.0.2", verify=False)
+        with httpx.Client(transport=elsewhere, base_url=one.http.base_url) as other:
+            assert other.get("/info").status_code == 200
+
+
+def test_silent_tls_connections_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.http.listener._TLS_HELLO_S", 0.1)
+    tls = write(trustme.CA().issue_cert("127.0.0.1"), tmp_path)
+    with agent(tls=tls) as one, one.connect() as silent, suppress(ConnectionError):
+        assert silent.recv(100) == b""
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_the_health_check_of_the_container_knows_both_schemes(has_tls: bool, tmp_path: Path) -> None:
+    dockerfile = (Path(__file__).parents[2] / "Dockerfile").read_text().partition("AS agent")[2]
+    check = json.loads(dockerfile.partition("    CMD ")[2].partition("\n")[0])
+    tls = write(trustme.CA().issue_cert("127.0.0.1"), tmp_path) if has_tls else None
+    with agent(tls=tls) as one:
+        command = [part.replace("8500", str(one.port)) for part in check[1:]]
+        assert subprocess.run([sys.executable, *command], check=False).returncode == 0
+    assert subprocess.run([sys.executable, *command], check=False, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -1,6 +1,9 @@
 """An agent whose own images, files or code fail: it says so, tries again, and goes on serving."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,12 @@ import pytest
 from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
 from support.sites import App, Peer
+from support.tampering import Reply, TamperingProxy
 
 from client_agent.agent import Agent
 from client_agent.data import open_data
-from client_agent.settings import ServeOptions
+from client_agent.kept_models import Bundle
+from client_agent.settings import Connection, ServeOptions
 from client_agent.state import StateFolder
 from shared.plan import FederationPlan
 
@@ -64,13 +69,24 @@ def test_one_unreadable_held_out_image_does_not_get_models_rejected(api: SocketA
         assert sum("left out an image" in line for line in agent.lines) == 1
 
 
+def test_an_unreadable_image_whose_name_is_not_utf_8_is_reported(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    plan, state = join(api, "latin-1", data, tmp_path, rounds=1, clients=1)
+    bad = held_out(plan, data)[0]
+    bad.rename(bad.with_name(os.fsdecode(b"R\xf6ntgen.png"))).write_bytes(b"not an image any more")
+    with AgentThread(state, serve=SERVE) as agent, App(agent, write_digits(tmp_path / "other", ("0",))) as app:
+        agent.wait_for_line("The federation has finished")
+        assert app.served_round() == 1
+        assert r"R\udcf6ntgen.png" in app.info()["agent"]["trouble"]
+        assert [trouble.kind for trouble in state.condition().troubles] == ["images"]
+
+
 def test_without_any_readable_held_out_image_the_measured_model_stays_until_they_are_back(
     api: SocketApi, data: Path, tmp_path: Path
 ) -> None:
     plan, state = join(api, "no-image", data, tmp_path, rounds=1, clients=2)
     elsewhere = write_digits(tmp_path / "elsewhere", ("0", "1"), every=10)
     with AgentThread(state, serve=SERVE, cache_bytes=0) as agent, App(agent, elsewhere) as app:
-        agent.wait_for_line("model 0 is here, ")
+        agent.wait_for_line("received model 0: .* accuracy")
         bodies = {file: file.read_bytes() for file in held_out(plan, data)}
         for file in bodies:
             file.unlink()
@@ -80,7 +96,7 @@ def test_without_any_readable_held_out_image_the_measured_model_stays_until_they
         assert app.served_round() == 0
         for file, body in bodies.items():
             file.write_bytes(body)
-        agent.wait_for_line("model 1 is here, ")
+        agent.wait_for_line("received model 1: .* accuracy")
         assert app.served_round() == 1
         agent.wait_for_line("images: recovered from")
 
@@ -90,7 +106,7 @@ def test_data_that_are_missing_at_the_start_are_looked_for_again(api: SocketApi,
     unmounted = data.rename(tmp_path / "unmounted")
     with AgentThread(state, serve=SERVE) as agent, App(agent, unmounted) as app:
         agent.wait_for_line("data: There are no data at")
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
         assert app.served_round() == 0  # not measured, but there was none
         unmounted.rename(data)
         agent.wait_for_line("data: recovered from")
@@ -118,10 +134,67 @@ def test_an_error_that_nobody_expected_does_not_end_the_loop(
         assert app.info()["agent"]["trouble"] == ""
 
 
+def test_an_agent_whose_web_service_fails_ends_so_that_it_is_restarted(
+    api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, state = join(api, "no-web", data, tmp_path, rounds=1, clients=2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("uvicorn.Server.run", fail)
+    with AgentThread(state, serve=SERVE) as agent:
+        agent.wait()
+    assert "The web service has stopped" in str(agent.ended_with)
+
+
+def test_the_served_model_is_kept_although_a_damaged_one_would_be_preferred(
+    api: SocketApi, data: Path, tmp_path: Path
+) -> None:
+    plan, state = join(api, "preferred", data, tmp_path, rounds=1, clients=2)
+    with AgentThread(state, serve=SERVE) as agent:
+        agent.wait_for_line("received model 0")
+    newest, decided = state.load_bundle(0), state.history()[-1]
+
+    def arrive(bundle: Bundle, *, served: bool) -> None:
+        state.save_bundle(bundle, keep=9)
+        about = {"model": bundle.number, "digest": bundle.digest, "fingerprint": bundle.fingerprint}
+        state.add_history(decided.model_copy(update=about | {"served": served}))
+
+    arrive(replace(newest, number=7, digest="7" * 64), served=True)
+    arrive(replace(newest, number=8, digest="8" * 64), served=True)
+    (state.kept_models()[-1].folder / "model.safetensors").write_bytes(b"damaged")
+    arrive(newest, served=False)
+    with AgentThread(state, serve=SERVE, keep_models=1) as agent, App(agent, data) as app:
+        assert app.served_round() == 7
+        counts = open_data(str(data), plan).report.class_counts
+        Peer(api.join(plan, "peer", counts), plan, data).take_part(1)
+        agent.wait_for_line("received model 1")
+        assert state.bundle_numbers() == [7, 8, 1]
+
+
+def test_class_counts_that_were_refused_are_sent_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
+    _, state = join(api, "counts", data, tmp_path, rounds=1, clients=2)
+    next((data / "0").iterdir()).unlink()
+    problem = {"type": "about:blank", "title": "No", "status": 422, "code": "no", "detail": "Not like this."}
+    refusals = [Reply(422, json.dumps(problem).encode())] * 2
+
+    def tamper(path: str, ask: Callable[[], Reply]) -> Reply:
+        return refusals.pop() if path == "/v1/me" and refusals else ask()
+
+    with TamperingProxy(api.url) as proxy:
+        proxy.tamper = tamper
+        identity = state.identity()
+        state.create(identity.model_copy(update={"connection": Connection(server=proxy.url)}))
+        with AgentThread(state, serve=SERVE) as agent:
+            agent.wait_for_line("data: The coordinator rejects this site's class counts: Not like this")
+            agent.wait_for_line("data: recovered from")
+
+
 def test_damaged_private_tensors_stop_training_and_nothing_else(api: SocketApi, data: Path, tmp_path: Path) -> None:
     _, state = join(api, "damaged", data, tmp_path, rounds=2, clients=2)
     with AgentThread(state, serve=SERVE) as agent:
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
     (state.path / "private.safetensors").write_bytes(b"cut off")
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         assert app.served_round() == 0

@@ -26,6 +26,7 @@ from shared.wire import digest, encode
 
 PLAN = digits_plan("hostile", clients=9)
 SERVE = ServeOptions(port=0)
+AFTER_FAILURE_S = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,11 @@ def running(api: SocketApi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         patch.setattr("client_agent.coordinator.LONG_POLL_S", 0.05)
         patch.setattr("client_agent.coordinator._FIRST_PAUSE_S", 0.01)
         patch.setattr("client_agent.coordinator._LONGEST_PAUSE_S", 0.1)
-        patch.setattr("client_agent.agent._AFTER_FAILURE_S", 0.01)
+        patch.setattr("client_agent.agent._AFTER_FAILURE_S", AFTER_FAILURE_S)
+        patch.setattr("client_agent.agent._FIRST_PAUSE_S", 0.02)
         state = enrol(api, PLAN, "north", data, folder, proxy.url)
         with AgentThread(state, serve=ServeOptions(port=0)) as agent, App(agent, data) as app:
-            agent.wait_for_line("model 0 is here")
+            agent.wait_for_line("received model 0")
             yield Scene(state, proxy, agent, app)
 
 
@@ -176,6 +178,50 @@ def test_a_model_that_cannot_be_used_is_rejected_and_the_last_one_served(
     assert scene.proxy.count("/v1/new-model") <= before + 4
     assert not elsewhere.was_called.is_set()
     assert [kept.number for kept in scene.state.kept_models()] == [0]
+
+
+@pytest.mark.parametrize(("number", "status"), [(101, 403), (102, 404), (103, 410)])
+def test_a_model_that_is_refused_again_and_again_is_rejected(scene: Scene, number: int, status: int) -> None:
+    detail = f"There is no model {number}."
+    problem = {"type": "about:blank", "title": "No", "status": status, "code": "no", "detail": detail}
+    refusal = Reply(status, json.dumps(problem).encode(), {"Content-Type": "application/problem+json"})
+    scene.proxy.tamper = NewModel(GOOD, number=number, sha256=f"{number:064x}", answer=refusal).tamper
+    scene.agent.wait_for_line(f"coordinator: The coordinator refuses a request: {detail}")
+    scene.agent.wait_for_line(f"model {number} is not served: {detail}")
+    scene.proxy.wait_for("/v1/task", 2)
+    assert [trouble["kind"] for trouble in scene.app.info()["agent"]["troubles"]] == ["model"]
+    assert [line.reason for line in scene.state.history() if line.model == number] == [detail]
+
+
+def test_a_flood_of_broken_models_is_taken_with_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a digest of its own, and the coordinator never lets the agent wait."""
+    digests = (f"{number:064x}" for number in range(10**6))
+    pauses: list[float | None] = []
+    stopping = scene.agent._stopping
+    wait = stopping.wait
+
+    def wait_and_note(timeout: float | None = None) -> bool:
+        pauses.append(timeout)
+        return wait(timeout)
+
+    monkeypatch.setattr(stopping, "wait", wait_and_note)
+    flood = NewModel(GOOD, number=104, size_bytes=10**13)
+
+    def tamper(path: str, ask: Callable[[], Reply]) -> Reply:
+        return replace(flood, sha256=next(digests)).tamper(path, ask)
+
+    before = len(scene.state.history())
+    scene.proxy.tamper = tamper
+    scene.agent.wait_for_line("model 104 is not served")
+    scene.proxy.wait_for("/v1/task", 5)
+    assert pauses.count(AFTER_FAILURE_S) >= 4
+    assert len(scene.state.history()) <= before + pauses.count(AFTER_FAILURE_S) + 1
+
+
+def test_a_digest_that_is_none_is_not_stored(scene: Scene) -> None:
+    scene.proxy.tamper = NewModel(GOOD, number=105, sha256="x" * 10**6).tamper
+    scene.agent.wait_for_line("model 105 is not served: 'x+' is not the digest of a model")
+    assert len(scene.state.history()[-1].digest) == 64
 
 
 def test_a_redirect_is_not_followed(scene: Scene, elsewhere: Elsewhere) -> None:

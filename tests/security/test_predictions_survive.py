@@ -113,7 +113,7 @@ def test_an_agent_whose_part_is_over_goes_on_serving(
     state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
     agent = AgentProcess(state)
     try:
-        agent.wait_for_line("model 0 is here")
+        agent.wait_for_line("received model 0")
         for call in ENDINGS[reason]:  # to pause is news: the long poll ends
             coordinator.admin("POST", f"/v1/federations/{plan.name}/{call}")
         for options in ((), ("--no-train",)):
@@ -248,12 +248,51 @@ def test_a_restart_serves_the_model_that_was_approved(
             assert app.info()["serving"]["digest"] == f"{1:064x}"
             assert app.info()["coordinator"]["reachable"] is False
             assert "Connection refused" in app.info()["coordinator"]["problem"]
+            assert [trouble["kind"] for trouble in app.info()["agent"]["troubles"]] == ["coordinator"]
+        (trouble,) = json.loads(command(site, "status", "--json"))["troubles"]
+        assert "The coordinator does not answer: " in trouble["message"]
         assert agent.stop() == 0
     finally:
         agent.kill()
     image = next(data.rglob("*.png"))
     assert json.loads(command(site, "predict", image, "--json"))["model"] == 1
     assert "Wrote model 1" in command(site, "export", tmp_path / "model.safetensors")
+
+
+def damaged_description(state: StateFolder) -> None:
+    keep(state, 1, 90)
+    keep(state, 2, 95)
+    (state.kept_models()[-1].folder / "about.json").write_text("null")
+
+
+def unreadable_pin(state: StateFolder) -> None:
+    keep(state, 1, 90)
+    (state.path / "pin").mkdir()
+
+
+@pytest.mark.parametrize("before", [damaged_description, unreadable_pin], ids=lambda one: one.__name__)
+def test_a_damaged_state_folder_is_served_from(
+    site: StateFolder, data: Path, command: Command, before: Callable[[StateFolder], None]
+) -> None:
+    before(site)
+    agent = AgentProcess(site)
+    try:
+        with App(agent, data) as app:
+            assert app.served_round() == 1
+            if before is unreadable_pin:
+                agent.wait_for_line("pin: .* cannot be read: Is a directory")
+                assert "pin" in [trouble["kind"] for trouble in app.info()["agent"]["troubles"]]
+        assert json.loads(command(site, "status", "--json"))["serving"] == 1
+        assert agent.stop() == 0
+    finally:
+        agent.kill()
+
+
+def test_status_names_the_model_that_answers(site: StateFolder, command: Command) -> None:
+    keep(site, 1, 90)
+    keep(site, 2, 95)
+    (site.kept_models()[-1].folder / "model.safetensors").write_bytes(b"damaged")
+    assert json.loads(command(site, "status", "--json"))["serving"] == 1
 
 
 def test_without_its_images_an_agent_serves(site: StateFolder, data: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """When a new model takes the served one's place."""
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from client_agent.condition import Condition, TroubleKind
 from client_agent.data import DataReport, SiteData
-from client_agent.errors import UnusableModel
+from client_agent.errors import StateError, UnusableModel
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
-from client_agent.serving import PredictionQueue
+from client_agent.serving import PredictionQueue, load_served
 from client_agent.settings import Connection, Identity, RunOptions
 from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
@@ -159,19 +162,17 @@ def test_without_any_model_nothing_is_served(gate: ModelGate) -> None:
 class Interrupting:
     """Held-out images that something else happens beside, in the middle of a measurement."""
 
-    samples = 1
-    unreadable: tuple[str, ...] = ()
-
-    def __init__(self, event: Callable[[], None]) -> None:
-        self._event = event
+    def __init__(self, event: Callable[[], None], samples: int) -> None:
+        self._event, self.samples, self.unreadable = event, samples, ["image"] * (samples - 1)
 
     def batches(self, *_: object, **__: object) -> Iterator[tuple[Tensor, Tensor]]:
         self._event()
         yield torch.zeros(1, 1, 16, 16), torch.zeros(1, dtype=torch.int64)
 
 
-def site_data(event: Callable[[], None]) -> SiteData:
-    images: Any = Interrupting(event)
+def site_data(event: Callable[[], None], samples: int = 1) -> SiteData:
+    """A site with so many held-out images, one of which can be read."""
+    images: Any = Interrupting(event, samples)
     return SiteData(images, images, DataReport({"cat": 1, "dog": 1}, {"cat": 1, "dog": 0}))
 
 
@@ -216,6 +217,12 @@ def test_whatever_fails_while_a_model_is_measured_only_that_model_is_rejected(
     assert state.history()[-1] == line
 
 
+def test_a_reason_that_names_a_file_in_another_encoding_is_kept(gate: ModelGate, state: StateFolder) -> None:
+    gate.reject(1, "d" * 10**6, UnusableModel(os.fsdecode(b"R\xf6ntgen.png cannot be read")))
+    assert state.history()[-1].reason == r"R\udcf6ntgen.png cannot be read"
+    assert state.history()[-1].digest == "d" * 64
+
+
 def test_a_model_that_was_not_measured_does_not_replace_one_that_was(gate: ModelGate, state: StateFolder) -> None:
     bring(gate, state, 0)
     state.add_history(state.history()[-1].model_copy(update={"with_offset": score(90)}))
@@ -224,6 +231,117 @@ def test_a_model_that_was_not_measured_does_not_replace_one_that_was(gate: Model
     assert "not measured" in line.reason
     assert served(gate) == 0
     assert make_gate(state, None, margin=None).consider(bundle(1), None).served  # --max-accuracy-drop 1
+
+
+def test_a_score_from_a_few_of_the_held_out_images_decides_nothing(gate: ModelGate, state: StateFolder) -> None:
+    bring(gate, state, 0)
+    state.add_history(state.history()[-1].model_copy(update={"with_offset": score(98)}))
+    one = bundle(1)
+    one.shared["logits.bias"][0] = 1e30  # answers rightly for the one image that can be read
+    state.save_bundle(one, keep=9)
+    line = gate.consider(one, site_data(lambda: None, samples=179))
+    assert (line.approved, line.undecided, line.with_offset) == (False, True, None)
+    assert "only 1 of the 179 held-out images can be read" in line.reason
+    assert served(gate) == 0
+    assert gate.consider(one, site_data(lambda: None, samples=2)).served  # one of a few may be missing
+
+
+def test_a_failure_that_may_be_the_machines_is_measured_again(gate: ModelGate, state: StateFolder) -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    bring(gate, state, 0)
+    state.save_bundle(bundle(1), keep=9)
+    assert gate.consider(bundle(1), site_data(fail)).undecided
+    assert gate.consider(bundle(1), None).approved
+    assert [line.model for line in state.history()] == [0, 1]
+
+
+def test_models_cannot_get_worse_step_by_step(gate: ModelGate, state: StateFolder) -> None:
+    for number, correct in enumerate((98, 88)):
+        bring(gate, state, number)
+        line = state.history()[-1]
+        state.add_history(line.model_copy(update={"with_offset": score(correct), "served": True}))
+    assert "where model 0 has 98.0%" in gate._objection(score(87))
+    assert gate._objection(score(88)) == ""
+
+
+@pytest.mark.parametrize(("old", "new"), [(68, 58), (90, 80), (37, 27)])
+def test_a_drop_of_exactly_the_margin_is_allowed(state: StateFolder, old: int, new: int) -> None:
+    state.add_history(HistoryLine(model=3, with_offset=score(old), without_offset=None))
+    assert make_gate(state, None)._objection(score(new)) == ""
+
+
+def test_a_pin_that_cannot_be_read_changes_nothing_while_running(
+    gate: ModelGate, state: StateFolder, predictions: PredictionQueue
+) -> None:
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    (state.path / "pin").mkdir()
+    line = bring(gate, state, 2)
+    assert (line.approved, line.served) == (True, False)
+    assert "the pin cannot be read" in line.reason
+    assert served(gate) == 1
+    predictions.model = None
+    gate.serve_kept()  # as after a restart
+    assert served(gate) == 2
+
+
+def test_a_pin_is_followed_once_it_can_be_read(gate: ModelGate, state: StateFolder) -> None:
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    (state.path / "pin").mkdir()
+    gate.serve_kept()
+    condition = Condition()
+    seen: list[tuple[int | None, list[TroubleKind]]] = []
+
+    class Steps(threading.Event):
+        """The watcher waits for it between two looks."""
+
+        def wait(self, _timeout: float | None = None) -> bool:
+            seen.append((served(gate), [trouble.kind for trouble in condition.report.troubles]))
+            if len(seen) == 2:
+                (state.path / "pin").rmdir()
+                state.pin(0)
+            return len(seen) == 3
+
+    gate.follow_pin(Steps(), condition)
+    assert seen == [(1, []), (1, [TroubleKind.PIN]), (0, [])]
+
+
+def test_a_first_choice_that_could_not_be_read_is_tried_again(
+    gate: ModelGate, state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(gate, state, 0)
+    bring(gate, state, 1)
+    file = state.kept_models()[0].folder / "model.safetensors"
+    state.pin(0)
+    hidden = file.rename(file.with_suffix(".hidden"))
+    monkeypatch.setattr("client_agent.model_gate._SERVE_AGAIN_S", 0.0)
+    gate.serve_kept()
+    assert served(gate) == 1
+    hidden.rename(file)
+    looks = iter([False, True])
+    stopping = threading.Event()
+    monkeypatch.setattr(stopping, "wait", lambda _timeout: next(looks))
+    gate.follow_pin(stopping, Condition())
+    assert served(gate) == 0
+
+
+def test_approved_models_that_are_damaged_are_not_called_rejected(gate: ModelGate, state: StateFolder) -> None:
+    bring(gate, state, 0)
+    (state.kept_models()[0].folder / "model.safetensors").unlink()
+    with pytest.raises(StateError, match="None of the 1 approved models that are kept can be read"):
+        load_served(state, state.identity(), Runtime())
+
+
+def test_a_pin_to_another_model_of_the_same_number_is_reported(
+    gate: ModelGate, state: StateFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring(gate, state, 0)
+    (state.path / "pin").write_text("0 another")
+    gate.serve_kept()
+    assert "/predict is pinned to it, but it is not kept" in caplog.text
 
 
 def test_a_model_that_was_not_measured_is_better_than_none(gate: ModelGate, state: StateFolder) -> None:

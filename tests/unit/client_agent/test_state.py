@@ -4,13 +4,16 @@ import errno
 import json
 import os
 import stat
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from client_agent import files
+from client_agent import files, history
 from client_agent.condition import Condition, Report, TroubleKind
 from client_agent.errors import AgentEnded, Ending, StateError
 from client_agent.history import HistoryLine
@@ -210,6 +213,57 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_the_others_whole(
     assert (state.path / "history.jsonl").read_text().count("\n") == 2
 
 
+def test_the_history_of_a_flood_of_models_is_bounded_and_keeps_what_is_approved(
+    state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(history, "_KEPT_LINES", 10)
+    state.save_bundle(bundle(1), keep=2)
+    approve(state, 1)
+    for number in range(1000):
+        state.add_history(
+            HistoryLine(model=1, digest=f"{number:064x}", with_offset=None, without_offset=None, served=False)
+        )
+    assert (state.path / "history.jsonl").stat().st_size < 21_000
+    assert [kept.number for kept in state.choices()] == [1]
+    assert [line.digest for line in state.history()][-10:] == [f"{number:064x}" for number in range(990, 1000)]
+
+
+def test_many_models_of_one_number_are_read_in_linear_time(state: StateFolder) -> None:
+    """Comparing each line with all others would take minutes, at every start, before anything is served."""
+    line = HistoryLine(model=1, digest="%", with_offset=None, without_offset=None, served=False).model_dump_json()
+    text = "\n".join(line.replace("%", f"{number:064x}") for number in range(50_000))
+    (state.path / "history.jsonl").write_text(text)
+    assert len(state.history()) == 50_000
+
+
+LINES = st.builds(
+    HistoryLine,
+    model=st.integers(0, 1),
+    digest=st.sampled_from(["", "a", "b"]),
+    fingerprint=st.sampled_from(["", "x", "y"]),
+    with_offset=st.none(),
+    without_offset=st.none(),
+)
+
+
+@given(st.lists(LINES, max_size=12))
+def test_the_last_line_about_each_bundle_counts(lines: list[HistoryLine]) -> None:
+    expected: list[HistoryLine] = []
+    for line in lines:
+        expected = [
+            old
+            for old in expected
+            if old.model != line.model
+            or (line.digest and (old.digest != line.digest or old.fingerprint not in ("", line.fingerprint)))
+        ]
+        expected.append(line)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write("\n".join(line.model_dump_json() for line in lines).encode())
+        file.flush()
+        assert history.read_lines(Path(file.name)) == expected
+
+
 def test_the_served_model_is_never_pruned(state: StateFolder) -> None:
     state.save_bundle(bundle(1), keep=2)
     approve(state, 1)
@@ -218,6 +272,45 @@ def test_the_served_model_is_never_pruned(state: StateFolder) -> None:
         approve(state, number, approved=False)
     assert state.bundle_numbers() == [1, 7, 8]
     assert [kept.number for kept in state.choices()] == [1]
+
+
+def test_the_served_model_is_kept_although_it_is_not_the_first_choice(state: StateFolder) -> None:
+    for number in (1, 2):
+        state.save_bundle(bundle(number), keep=2)
+        approve(state, number)
+    served = bundle(1)  # since the files of model 2 are damaged
+    for number in range(3, 9):
+        state.save_bundle(bundle(number), keep=2, served=(1, served.digest, served.fingerprint))
+        approve(state, number, approved=False)
+    assert state.bundle_numbers() == [1, 2, 7, 8]
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "7", '"text"', "{"])
+def test_a_damaged_description_of_one_model_does_not_hide_the_others(state: StateFolder, text: str) -> None:
+    for number in (1, 2):
+        state.save_bundle(bundle(number), keep=2)
+        approve(state, number)
+    kept = state.kept_models()
+    (kept[1].folder / "about.json").write_text(text)
+    assert [one.number for one in state.choices()] == [1]
+    with pytest.raises(StateError, match="cannot be read"):
+        state.load(kept[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_writes_belongs_to_the_owner_of_the_folder(state: StateFolder) -> None:
+    """As with `sudo distrans-agent pin`, next to an agent that runs as a user of its own."""
+    state.save_bundle(bundle(1), keep=2)
+    os.chown(state.path, 65534, 65534)
+    state.pin(1)
+    about = (state.path / "pin").stat()
+    assert (about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode)) == (65534, 65534, 0o600)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "", "-1", "one", "1.5"])
+def test_a_pin_that_is_not_a_number_is_no_pin(state: StateFolder, text: str) -> None:
+    (state.path / "pin").write_text(text)
+    assert state.pinned() is None
 
 
 def test_models_after_a_restored_backup_are_newer_although_their_numbers_are_smaller(state: StateFolder) -> None:
@@ -251,6 +344,10 @@ def test_what_an_older_agent_has_left_is_served(state: StateFolder) -> None:
     assert [kept.digest for kept in state.choices()] == ["digest-5"]
     (state.path / "pin").write_text("5")
     assert [kept.digest for kept in state.choices()] == ["digest-5"]
+    another = state.kept_models()[-1]  # of a coordinator that was restored from a backup
+    line = HistoryLine(model=5, digest="another", with_offset=None, without_offset=None)
+    state.add_history(line.model_copy(update={"fingerprint": another.fingerprint}))
+    assert [kept.digest for kept in state.choices()] == ["digest-5", "another"]
 
 
 def test_what_troubles_the_agent_is_kept_for_status(state: StateFolder) -> None:
@@ -278,5 +375,5 @@ def test_loopback_and_https_are_fine(server: str) -> None:
 
 
 def test_an_address_that_is_none() -> None:
-    with pytest.raises(DistransError, match="no web address"):
+    with pytest.raises(DistransError, match="is not a valid URL"):
         Connection(server="coordinator").check()

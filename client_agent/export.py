@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from client_agent.files import write_durably
 from client_agent.kept_models import Bundle
 from client_agent.settings import Identity
+from shared.files import write_durably
 from shared.methods import client_half
 from shared.methods.serving import ModulePredictor, detached_state
 from shared.problems import DistransError

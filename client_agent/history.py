@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from client_agent.files import sync_folder, write_durably
 from shared.evaluation import Evaluation
+from shared.files import sync_folder, write_durably
 
 MAX_BYTES = 4 * 1024 * 1024
 _KEPT_LINES = 1000  # with reasons of the greatest length they have less than MAX_BYTES

@@ -20,7 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from client_agent.errors import StateError
-from client_agent.files import sync_folder, write_durably
+from shared.files import sync_folder, write_durably
 from shared.methods.base import RoundTask, Tensors
 from shared.wire import digest, encode
 

@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from client_agent.condition import Report
 from client_agent.errors import StateError
-from client_agent.files import sync_folder, write_durably
 from client_agent.history import HistoryLine, append_line, compact, read_lines
 from client_agent.kept_models import Bundle, KeptModel, KeptModels, load_tensors
 from client_agent.settings import Identity
+from shared.files import sync_folder, write_durably
 from shared.methods.base import Tensors
 from shared.wire import encode
 

@@ -19,7 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from server.app import create_app
 from server.settings import Settings
 from shared.http import listener
-from shared.http.listener import Listener
+from shared.http.listener import Listener, TlsLoop
 from shared.http.request_id import RequestIdFilter
 from shared.http.tls import Tls
 from shared.problems import DistransError
@@ -27,8 +27,6 @@ from shared.problems import DistransError
 # Worker processes are started anew and take the settings from here.
 _ENVIRONMENT = "DISTRANS_SERVE_"
 _settings = TypeAdapter(Settings)
-_TLS_HELLO_S = 10.0
-_TLS_GOODBYE_S = 2.0
 _OTHER_FILES = 128  # descriptors that are not connections to callers: database, object store, files, libraries
 _MOST_CONNECTIONS = 4096  # unless the settings say otherwise
 _WORKER_SILENT_S = 60  # on a machine that is very busy a healthy worker may take long to answer its supervisor
@@ -108,11 +106,8 @@ def connection_limits(settings: Settings) -> tuple[int, int]:
     return total, settings.connections_per_address or max(1, total // 2)
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """The event loop of a worker: it bounds connections, and soon ends TLS connections whose peers are silent.
-
-    asyncio waits 60 s for the handshake and 30 s for the answer to the goodbye, which idle peers never send.
-    """
+class Loop(TlsLoop):
+    """The event loop of a worker: it bounds connections."""
 
     @override
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
@@ -121,8 +116,6 @@ class Loop(asyncio.SelectorEventLoop):
         options["sock"] = Listener(
             options["sock"], total=total, per_address=per_address, exempt=settings.trusted_proxies
         )
-        if options.get("ssl") is not None:
-            options |= {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
         return await super().create_server(*arguments, **options)
 
 

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 from server.store.session import Database, DatabaseError
-from server.store.sqlite import sync_folder
+from shared.files import sync_folder
 
 
 def backup(db: Database, target: Path) -> int:

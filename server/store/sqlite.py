@@ -9,6 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from shared.files import sync_folder
+
 BUSY_TIMEOUT_MS = 60_000
 WAL_LIMIT_BYTES = 16 * 1024 * 1024  # a log beyond this is written back and truncated
 _CHECKPOINT_WAIT_MS = 250  # for readers of the log to finish; writers wait meanwhile
@@ -32,15 +34,6 @@ def prepare_file(file: Path) -> None:
 def beside(file: Path) -> tuple[Path, Path]:
     """The write-ahead log and its index."""
     return Path(f"{file}-wal"), Path(f"{file}-shm")
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _hide(file: Path) -> None:

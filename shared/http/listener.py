@@ -94,8 +94,9 @@ class TlsLoop(asyncio.SelectorEventLoop):
 
     @override
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        limits = {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
-        return await super().create_server(*arguments, **options | limits)
+        if options.get("ssl") is not None:
+            options |= {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
+        return await super().create_server(*arguments, **options)
 
 
 class _Counted(socket.socket):

@@ -13,13 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_agent import files, history
+from client_agent import history
 from client_agent.condition import Condition, Report, TroubleKind
 from client_agent.errors import AgentEnded, Ending, StateError
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
 from client_agent.settings import Connection, Identity
 from client_agent.state import PendingUpload, StateFolder
+from shared import files
 from shared.evaluation import Evaluation
 from shared.plan import validate_plan
 from shared.problems import DistransError

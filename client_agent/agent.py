@@ -277,7 +277,7 @@ class Agent:
     # Models
 
     def _newest_kept(self) -> Bundle | None:
-        """The last model to arrive; None also for one that the gate has not decided about, which is fetched again."""
+        """Return the last model to arrive, or None; one the gate never decided about is fetched again."""
         kept = self._state.kept_models()
         line = self._state.decision(kept[-1]) if kept else None
         if line is None or line.undecided:

@@ -34,7 +34,7 @@ class Bodies:
 
     @contextmanager
     def hold(self) -> Iterator[Body]:
-        """Hold a body, nothing of it yet, and give its bytes free at the end."""
+        """Register a body that is still empty, and release its bytes at the end."""
         body = Body()
         try:
             yield body

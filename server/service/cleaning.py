@@ -1,4 +1,4 @@
-"""Removing what nobody will ask for again. No wall clock decides what that is: one that jumps deletes nothing."""
+"""Removes what nobody will ask for again. No wall clock decides what that is, so a jump deletes nothing."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -29,10 +29,10 @@ class Retention:
 
 @dataclass
 class Unreferenced:
-    """Since when this process has known that nothing refers to something.
+    """Keys that nothing refers to, with the time this process first saw them so.
 
-    Only what has been unreferenced for `garbage_s` can no longer be about to be used. The process' own clock decides:
-    by a wall clock that was set ahead, everything would be old.
+    Something just written is unreferenced too, so a key counts as garbage only after `garbage_s`. The process' own
+    clock decides: by a wall clock that was set ahead, everything would be old.
     """
 
     ctx: Context
@@ -40,14 +40,14 @@ class Unreferenced:
     since: dict[str, float] = field(default_factory=dict)
 
     def garbage(self, found: Iterable[str]) -> list[str]:
-        """Note all that is unreferenced now; return what has been for long enough."""
+        """Note what is unreferenced now; return the keys that have been for `garbage_s`."""
         now = self.ctx.monotonic()
         self.since = {key: self.since.get(key, now) for key in found}
         return sorted(key for key, since in self.since.items() if now - since >= self.retention.garbage_s)
 
 
 class Cleaner:
-    """One process' cleaning of the database and the object store."""
+    """Cleans the database and the object store on behalf of one process."""
 
     def __init__(self, ctx: Context, retention: Retention, stop: threading.Event | None = None) -> None:
         self._ctx, self._retention, self._stop = ctx, retention, stop or threading.Event()
@@ -57,7 +57,7 @@ class Cleaner:
         """Remove everything that nobody will ask for again; the number of blobs removed.
 
         Each blob goes in short transactions of its own, and is looked up outside of them, so no lock is held while
-        tables are searched. Ends early when the process stops; the next call goes on.
+        tables are searched. Returns early when the process stops; the next call resumes.
         """
         ctx, removed = self._ctx, 0
         for find in (_expired_transfers, _old_updates, _old_personals):

@@ -30,7 +30,7 @@ def evaluations(session: Session, federation: Federation, model_number: int) -> 
 
 @lru_cache(maxsize=4096)
 def _stored_evaluation(text: str) -> Measured | None:
-    """None for one that an older release took although it is impossible; it must not break what is told of others."""
+    """Parse a stored evaluation; None for impossible numbers that an older release accepted."""
     try:
         return Measured.model_validate_json(text)
     except ValidationError as error:

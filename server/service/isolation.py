@@ -1,4 +1,4 @@
-"""A federation that fails is on its own: the others go on, and it is paused when it fails again and again."""
+"""Isolates federations: one that fails never affects the others, and is paused when it keeps failing."""
 
 import logging
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Global models beyond their bytes: which states are kept, which is the best, and the way back to an older one."""
+"""Global models: which server states are kept, which model is best, and rolling back to an older one."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session

@@ -85,7 +85,7 @@ def upload_deadline(session: Session, ctx: Context, federation: Federation, roun
 
 
 def upload_time_left(session: Session, federation: Federation, round_: Round) -> float:
-    """Seconds that a participant has for its upload; all of them as long as the clock has not started."""
+    """Return the seconds a participant has left to upload: the full allowance until the clock starts."""
     if not round_.clock_started or federation.due_uptime is None:
         return plan_of(federation.plan).rounds.deadline_s
     return federation.due_uptime - uptime(session)

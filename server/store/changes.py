@@ -14,7 +14,7 @@ class Changes:
         self._connection = db.engine.raw_connection() if db.is_sqlite else None
 
     def marker(self) -> str:
-        """Equal markers: what is visible in the database has not changed between them."""
+        """Return a marker. Two equal ones mean that nothing visible in the database changed in between."""
         if self._connection is not None:
             cursor = self._connection.cursor()
             try:

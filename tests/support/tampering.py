@@ -65,7 +65,7 @@ class TamperingProxy:
         return sum(path.startswith(start) for path in self._paths)
 
     def wait_for(self, start: str, more: int) -> None:
-        """Until there were so many more of them."""
+        """Wait for this many more requests whose path starts like this."""
         wanted = self.count(start) + more
         with self._news:
             assert self._news.wait_for(lambda: self.count(start) >= wanted, 60)

@@ -171,7 +171,7 @@ class Interrupting:
 
 
 def site_data(event: Callable[[], None], samples: int = 1) -> SiteData:
-    """A site with so many held-out images, one of which can be read."""
+    """A site with `samples` held-out images, of which one can be read."""
     images: Any = Interrupting(event, samples)
     return SiteData(images, images, DataReport({"cat": 1, "dog": 1}, {"cat": 1, "dog": 0}))
 

@@ -63,10 +63,10 @@ class Listener(socket.socket):
         host = str(address[0]) if isinstance(address, tuple) else ""
         key = as_counted(host)
         if reason := self._refusal(host, key):
-            accepted.close()
             if time.monotonic() >= self._report_after:
                 self._report_after = time.monotonic() + _REPORT_EVERY_S
                 logger.warning("refused a connection from %s: %s", host, reason)
+            accepted.close()
             raise ConnectionAbortedError(reason)
         self._open[key] += 1
         self._open_in_total += 1

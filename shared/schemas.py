@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from shared.limits import MAX_WEIGHT
 from shared.method_options import Frozen
 from shared.plan import ClassName, Name, StoredPlan
-from shared.summation import MAX_WEIGHT
 
 # Limits of what a client may report. Sums over any number of clients stay far inside what floats and columns can hold.
 MAX_IMAGES = MAX_WEIGHT

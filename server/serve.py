@@ -45,8 +45,6 @@ class Listen:
 
 def serve(settings: Settings, listen: Listen) -> None:
     """Run until SIGTERM or Ctrl-C; requests under way are finished."""
-    for variable in _SECRETS:
-        os.environ.pop(variable, None)
     connection_limits(settings)  # refuses settings that cannot work, before anything is started
     if listen.tls is not None:
         listen.tls.check()
@@ -75,6 +73,8 @@ def serve(settings: Settings, listen: Listen) -> None:
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
     try:
         if listen.workers > 1:
+            for variable in _SECRETS:
+                os.environ.pop(variable, None)
             Multiprocess(config, sockets=[socket]).run()
         else:
             server = uvicorn.Server(config)

@@ -25,6 +25,7 @@ from server.service.progress import (
 )
 from server.store import blobs
 from server.store.tables import Client, Federation, Model, Participant, Round, Update
+from shared.near_match import did_you_mean
 from shared.plan import FederationPlan
 from shared.schemas import FederationView, RoundSummary
 from shared.wire import encode
@@ -72,7 +73,10 @@ def load(session: Session, name: str, *, lock: bool = False) -> Federation:
     query = select(Federation).where(Federation.name == name)
     federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
     if federation is None:
-        raise NotFound("no-such-federation", f"There is no federation {name!r}.")
+        # Only the operator gets here with a name of choice; a client may look at its own federation alone.
+        names = session.execute(select(Federation.name)).scalars()
+        near = did_you_mean(name, names) or "."
+        raise NotFound("no-such-federation", f"There is no federation {name!r}{near}")
     return federation
 
 

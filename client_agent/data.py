@@ -14,13 +14,13 @@ from torch import Tensor
 
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
+from client_agent.settings import DEFAULT_CACHE_BYTES
 from client_agent.sources import Example, Item, open_source
 from client_agent.text import storable
 from shared.heterogeneity import count_classes
 from shared.plan import FederationPlan, ImagePlan
 
 logger = logging.getLogger(__name__)
-DEFAULT_CACHE_BYTES = 2 * 1024**3
 _UNREADABLE_SHARE = 0.1  # of a set of images; beyond that the disk is the problem, not an image
 _PREFETCHED_BATCHES = 3
 _SHOWN = 10

@@ -16,9 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-
 from client_agent.errors import StateError
 from shared.files import sync_folder, write_durably
 from shared.methods.base import RoundTask, Tensors
@@ -67,6 +64,9 @@ class KeptModel:
 
 def load_tensors(file: Path) -> Tensors:
     """The tensors of a file; none when there is no such file."""
+    import safetensors.torch  # not above: whoever only looks what is kept need not load torch
+    from safetensors import SafetensorError
+
     try:
         return safetensors.torch.load(file.read_bytes())
     except FileNotFoundError:

@@ -4,16 +4,19 @@ import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from client_agent.data import DEFAULT_CACHE_BYTES
 from shared.http.tls import Tls
 from shared.plan import StoredPlan
 from shared.problems import DistransError
-from shared.runtime import Precision
 
+if TYPE_CHECKING:
+    from shared.runtime import Precision
+
+DEFAULT_CACHE_BYTES = 2 * 1024**3
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -134,7 +137,7 @@ class RunOptions:
     train: bool = True
     serve: ServeOptions | None = ServeOptions()
     device: str = "auto"
-    precision: Precision = "fp32"
+    precision: "Precision" = "fp32"
     channels_last: bool = False
     compile: bool = False
     train_threads: int | None = None

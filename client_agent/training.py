@@ -1,7 +1,8 @@
 """A site's measurements and its model of its own, beside the federation's."""
 
 from client_agent.data import SiteData, most_unreadable
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import Evaluation
+from shared.measuring import evaluate
 from shared.method_options import FedAvgOptions
 from shared.methods import client_half, server_half
 from shared.methods.base import Predictor, RoundTask, Tensors, Workplace

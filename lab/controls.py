@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lab.simulation import EVALUATION_BATCH, SimulatedClient, Simulation
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import Evaluation
+from shared.measuring import evaluate
 from shared.methods.base import Predictor, RoundTask
 
 _NEVER = -1e9  # finite: evaluation takes anything else for a diverged model

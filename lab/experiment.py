@@ -13,7 +13,7 @@ from lab.datasets.registry import DataSettings, known
 from lab.experiment_faults import faults_of
 from shared.heterogeneity import classes_per_client
 from shared.method_options import Frozen
-from shared.plan import FederationPlan, Name, Preset
+from shared.plan import FederationPlan, Name, Preset, toml_fault
 from shared.plan_faults import fault_lines
 from shared.problems import DistransError
 
@@ -193,11 +193,11 @@ def load_experiment(file: Path) -> Experiment:
     except (OSError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{file} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
-        raise ExperimentError(f"{file} is not valid TOML: {error}.") from error
+        raise ExperimentError(f"{file} is not valid TOML: {toml_fault(error)}.") from error
     try:
         experiment = Experiment.model_validate(data)
     except ValidationError as error:
-        raise ExperimentError(_all_faults(file.name, _causes(fault_lines(error)))) from error
+        raise ExperimentError(_all_faults(file.name, _causes(fault_lines(error, Experiment)))) from error
     if faults := faults_of(experiment):
         raise ExperimentError(_all_faults(file.name, faults))
     return experiment

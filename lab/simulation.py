@@ -7,7 +7,8 @@ from pathlib import Path
 import safetensors.torch
 
 from server.core.sampling import choose_participants
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import Evaluation
+from shared.measuring import evaluate
 from shared.methods import client_half, server_half
 from shared.methods.base import ClientRecord, Facts, LocalData, RoundTask, ServerState, Tensors, Update, Workplace
 from shared.plan import FederationPlan

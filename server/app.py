@@ -1,11 +1,8 @@
 """Puts the coordinator together."""
 
 import asyncio
-import signal
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
@@ -27,6 +24,7 @@ from shared import __version__
 from shared.http import docs_page
 from shared.http.headers import SecurityHeaders
 from shared.http.last_resort import LastResort
+from shared.http.protocol import ON_STOP
 from shared.http.request_id import RequestIds
 from shared.schemas import Problem
 
@@ -43,14 +41,13 @@ def create_app(settings: Settings) -> FastAPI:
     ctx, heartbeats = Context(db), Heartbeats()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         news = app.state.news = News(db, settings.poll_interval_s)
         worker = Worker(ctx, heartbeats, settings.retention)
         news.start(asyncio.get_running_loop())
         worker.start()
-        _answer_long_polls_on_exit(news)
         try:
-            yield
+            yield {ON_STOP: news.close}  # the web server waits for requests under way, long polls among them
         finally:
             news.close()
             await asyncio.to_thread(news.stop)
@@ -112,19 +109,3 @@ def _describe_problems(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
-
-
-def _answer_long_polls_on_exit(news: News) -> None:
-    """The web server waits for requests under way before it stops: long polls among them must be told at once."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        previous = signal.getsignal(number)
-
-        def handler(signum: int, frame: FrameType | None, previous: Any = previous) -> None:
-            loop.call_soon_threadsafe(news.close)
-            if callable(previous):
-                previous(signum, frame)
-
-        signal.signal(number, handler)

@@ -1,18 +1,18 @@
 """Where initial weights come from: torchvision's ImageNet checkpoints, or a file that the operator names."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch.hub
-from torch import Tensor
-
-from shared.initial_weights import parse_weights
 from shared.plan import FederationPlan
 from shared.problems import WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAX_FILE_BYTES = 8 * 1024**3
 
 
-def load_pretrained(plan: FederationPlan, file: Path | None = None) -> dict[str, Tensor] | None:
+def load_pretrained(plan: FederationPlan, file: Path | None = None) -> "dict[str, Tensor] | None":
     """The weights that `plan.model.weights` asks for, or None for random ones."""
     choice = plan.model.weights
     if (choice == "file") != (file is not None):
@@ -23,7 +23,9 @@ def load_pretrained(plan: FederationPlan, file: Path | None = None) -> dict[str,
     return _imagenet(plan.model.backbone) if choice == "imagenet" else None
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def _read(file: Path) -> "dict[str, Tensor]":
+    from shared.initial_weights import parse_weights
+
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise WeightsError(f"{file} is larger than {_MAX_FILE_BYTES} bytes.")
@@ -32,7 +34,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{file} cannot be read: {error.strerror}.") from error
 
 
-def _imagenet(backbone: str) -> dict[str, Tensor]:
+def _imagenet(backbone: str) -> "dict[str, Tensor]":
+    import torch.hub
     import torchvision.models  # takes long, and most plans do not need it
 
     weights = torchvision.models.get_model_weights(backbone).IMAGENET1K_V1  # the set that `pretrained=True` meant

@@ -7,16 +7,13 @@ import resource
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
-from pydantic import TypeAdapter
 from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
-from server.app import create_app
 from server.settings import Settings
 from shared.http import listener
 from shared.http.listener import Listener, TlsLoop
@@ -24,9 +21,11 @@ from shared.http.request_id import RequestIdFilter
 from shared.http.tls import Tls
 from shared.problems import DistransError
 
-# Worker processes are started anew and take the settings from here.
-_ENVIRONMENT = "DISTRANS_SERVE_"
-_settings = TypeAdapter(Settings)
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+# Worker processes inherit the environment, which other processes of the same user can read, and need none of these.
+_SECRETS = ("DISTRANS_ADMIN_TOKEN", "DISTRANS_SCRAPE_TOKEN", "DISTRANS_DB", "DISTRANS_DB_PASSWORD")
 _OTHER_FILES = 128  # descriptors that are not connections to callers: database, object store, files, libraries
 _MOST_CONNECTIONS = 4096  # unless the settings say otherwise
 _WORKER_SILENT_S = 60  # on a machine that is very busy a healthy worker may take long to answer its supervisor
@@ -46,14 +45,11 @@ class Listen:
 
 def serve(settings: Settings, listen: Listen) -> None:
     """Run until SIGTERM or Ctrl-C; requests under way are finished."""
-    os.environ[_ENVIRONMENT + "SETTINGS"] = _settings.dump_json(settings).decode()
-    os.environ[_ENVIRONMENT + "LOG_FORMAT"] = listen.log_format
-    os.environ[_ENVIRONMENT + "LOG_LEVEL"] = listen.log_level
     connection_limits(settings)  # refuses settings that cannot work, before anything is started
     if listen.tls is not None:
         listen.tls.check()
     config = uvicorn.Config(
-        "server.serve:create_worker_app",
+        WorkerApp(settings, listen.log_format, listen.log_level),
         factory=True,
         host=listen.host,
         port=listen.port,
@@ -75,16 +71,17 @@ def serve(settings: Settings, listen: Listen) -> None:
     socket = listener.listen(config)
     scheme = "https" if listen.tls else "http"
     logging.getLogger("server").info("listening on %s://%s:%d", scheme, listen.host, socket.getsockname()[1])
-    server = uvicorn.Server(config)
-    # uvicorn passes SIGTERM on once it has stopped: an orderly end, not a death.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if listen.workers > 1:
+            for variable in _SECRETS:
+                os.environ.pop(variable, None)
             Multiprocess(config, sockets=[socket]).run()
         else:
+            server = uvicorn.Server(config)
+            # uvicorn sets the same handlers itself, but later, and passes signals on once it has stopped.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, server.handle_exit)
             server.run(sockets=[socket])
-    except KeyboardInterrupt:  # uvicorn passes the signal on once it has stopped
-        pass
     finally:
         socket.close()
 
@@ -109,24 +106,39 @@ def connection_limits(settings: Settings) -> tuple[int, int]:
 class Loop(TlsLoop):
     """The event loop of a worker: it bounds connections."""
 
+    settings: Settings  # given by the application, which uvicorn creates before it listens
+
     @override
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        settings = _settings_of_worker()
-        total, per_address = connection_limits(settings)
+        total, per_address = connection_limits(self.settings)
         options["sock"] = Listener(
-            options["sock"], total=total, per_address=per_address, exempt=settings.trusted_proxies
+            options["sock"], total=total, per_address=per_address, exempt=self.settings.trusted_proxies
         )
         return await super().create_server(*arguments, **options)
 
 
-def create_worker_app() -> FastAPI:
-    """The application of one worker process, from the settings that `serve` left in the environment."""
-    configure_logging(os.environ[_ENVIRONMENT + "LOG_FORMAT"], os.environ[_ENVIRONMENT + "LOG_LEVEL"])
-    return create_app(_settings_of_worker())
+@dataclass(frozen=True)
+class WorkerApp:
+    """Creates the application in a worker process, to which uvicorn sends this through a pipe.
 
+    It loads the application only there and then: a worker must be able to answer its supervisor soon.
+    """
 
-def _settings_of_worker() -> Settings:
-    return _settings.validate_json(os.environ[_ENVIRONMENT + "SETTINGS"])
+    settings: Settings
+    log_format: str
+    log_level: str
+
+    def __call__(self) -> "FastAPI":
+        """Return the application; called in the event loop that will run it."""
+        from server.app import create_app
+        from shared import methods
+
+        configure_logging(self.log_format, self.log_level)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, Loop):
+            loop.settings = self.settings
+        methods.load_all()
+        return create_app(self.settings)
 
 
 def configure_logging(log_format: str, level: str) -> None:

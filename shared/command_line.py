@@ -1,8 +1,11 @@
 """What the three command lines have in common: `--version`, and errors without a traceback."""
 
 import errno
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,6 +24,22 @@ def _print_version(value: bool) -> None:
 VersionOption = Annotated[
     bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
 ]
+
+
+@contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Let SIGINT end the process at once, until the command sets handlers of its own; for commands that start slowly.
+
+    Python's KeyboardInterrupt can get lost while they start: some libraries catch it as they are imported.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 _NEXT_STEPS = {

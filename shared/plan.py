@@ -20,7 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+from shared.fault_words import NAME_PATTERN
 from shared.method_options import DistransOptions, Frozen, HypernetworkOptions, MethodOptions, PFedMeOptions
+from shared.near_match import did_you_mean
 from shared.plan_faults import FieldsDisagree, every_fault, fault_count, fault_lines
 from shared.problems import PlanError
 
@@ -28,7 +30,7 @@ from shared.problems import PlanError
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
 ImportPath = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
@@ -151,7 +153,11 @@ class ModelPlan(Frozen):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in BUILT_IN_BACKBONES and not re.fullmatch(ImportPath, value):
-            raise ValueError(f"unknown; use one of {', '.join(BUILT_IN_BACKBONES)} or 'package.module:function'")
+            near = did_you_mean(value, BUILT_IN_BACKBONES).removeprefix(";")
+            raise ValueError(
+                f"unknown backbone {value[:60]!r};{near} Use one of {', '.join(BUILT_IN_BACKBONES)}, "
+                "or 'package.module:function'"
+            )
         return value
 
     @model_validator(mode="after")
@@ -277,7 +283,7 @@ class FederationPlan(Frozen):
         try:
             return validate(completed)
         except ValidationError as error:
-            raise every_fault(completed, error, validate) from error
+            raise every_fault(completed, error, validate, cls) from error
 
     @classmethod
     def _apply_preset(cls, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,9 +326,20 @@ def parse_plan(text: str) -> FederationPlan:
     """The plan in a TOML text; a PlanError names every fault at once, each with its field."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"The plan is not valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"The plan is not valid TOML: {toml_fault(error)}.") from error
     return validate_plan(data)
+
+
+def toml_fault(error: ValueError | RecursionError) -> str:
+    """Where the text stops being TOML, then why: `line 3, column 5: expected '=' after a key in a key/value pair`."""
+    match = re.fullmatch(r"(.*) \(at (.*)\)", str(error), re.DOTALL)
+    if match is None:  # not TOML's own limits, but Python's
+        return (
+            "it is nested too deeply" if isinstance(error, RecursionError) else "it has a number with too many digits"
+        )
+    reason, place = match.groups()
+    return f"{place}: {reason[:1].lower()}{reason[1:]}"
 
 
 def validate_plan(data: Mapping[str, Any]) -> FederationPlan:

@@ -1,4 +1,4 @@
-"""Every fault of a plan at once.
+"""Every fault of a plan at once, in this project's words.
 
 pydantic checks how fields fit each other only when each of them is right by itself. Here a plan with faults is checked
 again without the wrong fields until nothing new is found, and a rule that concerns a wrong field is left alone.
@@ -9,8 +9,10 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from shared.fault_words import WORDS, in_words
 
 MAX_FAULTS = 100
 _MAX_LINE = 300  # characters; a key of the input may be as long as the whole input
@@ -27,13 +29,15 @@ class FieldsDisagree(ValueError):
         self.fields = fields  # dotted, relative to the table; the first is left out to look for further faults
 
 
-def every_fault(data: Mapping[str, Any], first: ValidationError, validate: Callable[[Any], object]) -> ValidationError:
+def every_fault(
+    data: Mapping[str, Any], first: ValidationError, validate: Callable[[Any], object], model: type[BaseModel]
+) -> ValidationError:
     """The faults in `first` and all further ones, as one error. `validate` is what raised `first` for `data`.
 
     With more than `MAX_FAULTS` in `first` no further ones are looked for: comparing faults costs their number squared.
     """
     if first.error_count() > MAX_FAULTS:
-        return _first_of(first)
+        return _first_of(first, model)
     remaining, error = copy.deepcopy(dict(data)), first
     found: list[ErrorDetails] = []
     wrong: set[tuple[str, ...]] = set()
@@ -52,15 +56,16 @@ def every_fault(data: Mapping[str, Any], first: ValidationError, validate: Calla
             break
         except ValidationError as further:
             error = further
-    return ValidationError.from_exception_data(first.title, [_copied(fault) for fault in found])
+    return ValidationError.from_exception_data(first.title, [_worded(fault, model) for fault in found])
 
 
-def _copied(fault: ErrorDetails) -> InitErrorDetails:
-    return InitErrorDetails(type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {}))
+def _worded(fault: ErrorDetails, model: type[BaseModel]) -> InitErrorDetails:
+    words = PydanticCustomError(fault["type"], "{words}", {WORDS: in_words(fault, model)})
+    return InitErrorDetails(type=words, loc=fault["loc"], input=fault["input"])
 
 
-def _first_of(error: ValidationError) -> ValidationError:
-    lines = [_copied(fault) for fault in error.errors(include_url=False)[:MAX_FAULTS]]
+def _first_of(error: ValidationError, model: type[BaseModel]) -> ValidationError:
+    lines = [_worded(fault, model) for fault in error.errors(include_url=False)[:MAX_FAULTS]]
     rest = PydanticCustomError(_REST, "{count} further faults", {"count": error.error_count() - MAX_FAULTS})
     return ValidationError.from_exception_data(error.title, [*lines, InitErrorDetails(type=rest, loc=(), input=None)])
 
@@ -77,11 +82,11 @@ def list_faults(faults: Sequence[Mapping[str, Any]], describe: Callable[[Any], s
     return [_shortened(describe(fault)) for fault in listed] + ([f"and {rest:,} more"] if rest else [])
 
 
-def fault_lines(error: ValidationError) -> list[str]:
+def fault_lines(error: ValidationError, model: type[BaseModel] | None = None) -> list[str]:
     """The faults of a plan or an experiment, one per indented line: the field's dotted name, then what is wrong."""
 
     def describe(fault: ErrorDetails) -> str:
-        return f"{'.'.join(_path(fault)) or 'plan'}: {fault['msg'].removeprefix('Value error, ')}"
+        return f"{'.'.join(_path(fault)) or 'plan'}: {in_words(fault, model)}"
 
     return [f"  {line}" for line in list_faults(error.errors(include_url=False), describe)]
 

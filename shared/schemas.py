@@ -4,15 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from shared.fault_words import DIGEST_PATTERN, PRINTABLE_PATTERN
+from shared.limits import MAX_WEIGHT
 from shared.method_options import Frozen
 from shared.plan import ClassName, Name, StoredPlan
-from shared.summation import MAX_WEIGHT
 
 # Limits of what a client may report. Sums over any number of clients stay far inside what floats and columns can hold.
 MAX_IMAGES = MAX_WEIGHT
 MAX_LOSS = 1e6  # cross-entropy per image; a model beyond it has diverged
-ShortText = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\x20-\x7e]*$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ShortText = Annotated[str, StringConstraints(max_length=64, pattern=PRINTABLE_PATTERN)]
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, strict=True)]
 
 

@@ -1,12 +1,17 @@
-"""Every random choice of a federation follows from its plan's seed and the names of what it is for."""
+"""Every random choice of a federation follows from its plan's seed and the names of what it is for.
+
+torch is loaded by those who draw from it; seeds are also for programs without it.
+"""
 
 import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Torch draws from one generator a device, whichever thread asks: who has set its state holds this until it is set back.
 _DEFAULT_GENERATORS = threading.RLock()
@@ -21,7 +26,7 @@ def derive_seed(*parts: str | int) -> int:
 class RandomStream:
     """Torch's random numbers from a seed, drawn in one block or several; what others draw in between changes none."""
 
-    def __init__(self, *parts: str | int, device: torch.device | None = None) -> None:
+    def __init__(self, *parts: str | int, device: "torch.device | None" = None) -> None:
         self._seed = derive_seed(*parts)
         self._generators = _default_generators(device)
         self._reached: list[Tensor] | None = None
@@ -52,7 +57,9 @@ def seeded(*parts: str | int) -> Iterator[None]:
         yield
 
 
-def _default_generators(device: torch.device | None) -> list[torch.Generator]:
+def _default_generators(device: "torch.device | None") -> "list[torch.Generator]":
+    import torch
+
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
         torch.cuda.init()

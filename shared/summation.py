@@ -11,12 +11,10 @@ import math
 import torch
 from torch import Tensor
 
+from shared.limits import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 from shared.problems import WireError
 
 BITS_PER_SLICE = 30
-MAX_WEIGHT = 2**28  # weight × a 24-bit mantissa stays exact in float64
-MAX_ABSOLUTE = 2.0**900  # past this the grids would leave float64's range
-MAX_INTEGER = 2**40
 _INTEGER_LOW_BITS = 20
 _BLOCK = 1 << 20  # elements handled at a time: the temporaries stay small beside the model
 

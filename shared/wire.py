@@ -2,7 +2,7 @@
 
 A `Spec` says which tensors a body must hold. `Checker` takes the body piece by piece, as it arrives, and refuses it at
 the first byte that cannot be right, before anything of the size a stranger claims is allocated. `decode` is the checker
-followed by the safetensors library.
+followed by the safetensors library. numpy and torch are loaded where values are touched, not for a digest or a spec.
 
     8 bytes: header length │ header: JSON {name: {dtype, shape, data_offsets}, "__metadata__": {…}} │ data, no gaps
 """
@@ -13,34 +13,33 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import safetensors.torch
-import torch
-from torch import Tensor
-
+from shared.limits import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 from shared.problems import WireError
-from shared.summation import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Tensors = dict[str, "Tensor"]
 
 MAX_METADATA_BYTES = 64 * 1024
 MAX_MODEL_METADATA_BYTES = 64 * 1024 * 1024  # a plan may have 100,000 classes with names of 128 characters
 _MAX_BYTES_PER_ENTRY = 512  # header bytes for one tensor beside its name
-_DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+# What safetensors calls torch's dtypes.
+_WIRE_NAMES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
-_WIRE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,12 @@ class Entry:
     """Shape and dtype of one tensor."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: "torch.dtype"
+
+    @property
+    def wire_name(self) -> str:
+        """Its dtype, as safetensors names it."""
+        return _WIRE_NAMES[str(self.dtype)]
 
     @property
     def size_bytes(self) -> int:
@@ -64,7 +68,7 @@ class Spec:
     max_metadata_bytes: int = MAX_METADATA_BYTES
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Spec":
+    def of(cls, tensors: "Mapping[str, Tensor]") -> "Spec":
         """The spec that exactly such tensors meet; tensors on the meta device will do."""
         return cls({name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
 
@@ -96,8 +100,10 @@ class Spec:
         return 8 + self.max_header_bytes + self.data_bytes
 
 
-def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def encode(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None) -> bytes:
     """Safetensors bytes; the same tensors and metadata always give the same bytes."""
+    import safetensors.torch
+
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     data = safetensors.torch.save(plain)
     # The library writes metadata in a random order; digests need one form, so the header is put together here.
@@ -113,6 +119,8 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
 
 def decode(data: bytes, spec: Spec) -> tuple[Tensors, dict[str, str]]:
     """The tensors and the metadata of a body that meets the spec; a WireError says what is wrong with any other."""
+    import safetensors.torch
+
     checker = Checker(spec)
     checker.feed(data)
     metadata = checker.finish()
@@ -140,7 +148,7 @@ class Checker:
         self._max_header_bytes = max(one.max_header_bytes for one in (spec, *others))
         self._head = bytearray()
         self._header_end: int | None = None
-        self._regions: list[tuple[int, str, torch.dtype]] = []  # end in the data, name, dtype
+        self._regions: list[tuple[int, str, Entry]] = []  # each with its end in the data and its name
         self._region = 0
         self._position = 0  # in the data
         self._carry = b""  # the first bytes of an element whose rest has not come yet
@@ -206,14 +214,14 @@ class Checker:
             if start != position:
                 raise WireError(f"Tensor {name!r} starts at byte {start} of the data, not at {position}.")
             position = end
-            self._regions.append((end, name, self._spec.entries[name].dtype))
+            self._regions.append((end, name, self._spec.entries[name]))
 
     def _feed_data(self, view: memoryview) -> None:
         if self._position + len(view) > self._spec.data_bytes:
             extra = self._position + len(view) - self._spec.data_bytes
             raise WireError(f"The body has at least {extra} bytes after its last tensor.")
         while len(view):
-            end, name, dtype = self._regions[self._region]
+            end, name, entry = self._regions[self._region]
             if self._position == end:  # done, or an empty tensor
                 self._region += 1
                 continue
@@ -221,8 +229,8 @@ class Checker:
             self._position += len(taken)
             view = view[len(taken) :]
             data = self._carry + bytes(taken) if self._carry else taken
-            whole = len(data) - len(data) % dtype.itemsize
-            _check_values(name, data[:whole], dtype)
+            whole = len(data) - len(data) % entry.dtype.itemsize
+            _check_values(name, data[:whole], entry.wire_name)
             self._carry = bytes(data[whole:])
 
 
@@ -273,10 +281,8 @@ def _refuse_names(found: Any, expected: Any) -> None:
 def _checked_entry(name: str, found: Any, expected: Entry) -> tuple[int, int]:
     if not isinstance(found, dict) or found.keys() != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"The header's entry for tensor {name!r} is malformed.")
-    if found["dtype"] != _WIRE_NAMES[expected.dtype]:
-        raise WireError(
-            f"Tensor {name!r} has dtype {str(found['dtype'])[:20]!r}, expected {_WIRE_NAMES[expected.dtype]!r}."
-        )
+    if found["dtype"] != expected.wire_name:
+        raise WireError(f"Tensor {name!r} has dtype {str(found['dtype'])[:20]!r}, expected {expected.wire_name!r}.")
     if not _are_sizes(found["shape"]) or found["shape"] != list(expected.shape):
         raise WireError(f"Tensor {name!r} has shape {str(found['shape'])[:80]}, expected {list(expected.shape)}.")
     offsets = found["data_offsets"]
@@ -290,24 +296,26 @@ def _are_sizes(found: Any) -> bool:
     return isinstance(found, list) and all(type(value) is int and value >= 0 for value in found)
 
 
-def _check_values(name: str, data: bytes | memoryview, dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16:  # numpy has no bfloat16; an exponent of all ones is an infinity or a NaN
+def _check_values(name: str, data: bytes | memoryview, dtype: str) -> None:
+    import numpy as np
+
+    is_float = dtype in ("F64", "F32", "F16", "BF16")
+    if dtype == "BF16":  # numpy has no bfloat16; an exponent of all ones is an infinity or a NaN
         good = bool(((np.frombuffer(data, np.uint16) & 0x7F80) != 0x7F80).all())
-    elif dtype.is_floating_point:
-        numbers = np.frombuffer(data, {8: np.float64, 4: np.float32, 2: np.float16}[dtype.itemsize])
-        if dtype == torch.float64:
-            good = bool((np.abs(numbers) < MAX_ABSOLUTE / MAX_WEIGHT).all())  # false for NaN too
-        else:
-            good = bool(np.isfinite(numbers).all())  # the largest of them is far below the limit
-    elif dtype == torch.bool:
+    elif dtype == "F64":
+        good = bool((np.abs(np.frombuffer(data, np.float64)) < MAX_ABSOLUTE / MAX_WEIGHT).all())  # false for NaN too
+    elif is_float:
+        numbers = np.frombuffer(data, np.float32 if dtype == "F32" else np.float16)
+        good = bool(np.isfinite(numbers).all())  # the largest of them is far below the limit
+    elif dtype == "BOOL":
         good = bool((np.frombuffer(data, np.uint8) <= 1).all())
-    elif dtype == torch.int64:
+    elif dtype == "I64":
         integers = np.frombuffer(data, np.int64)
         good = bool(((integers >= -MAX_INTEGER) & (integers <= MAX_INTEGER)).all())
     else:
         good = True
     if not good:
-        what = "a value that is not finite or far too large" if dtype.is_floating_point else "a value out of range"
+        what = "a value that is not finite or far too large" if is_float else "a value out of range"
         raise WireError(
             f"Tensor {name!r} holds {what}.", next_step="Training diverged? A lower learning rate may help."
         )

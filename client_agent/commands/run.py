@@ -8,9 +8,11 @@ import typer
 
 from client_agent.commands.arguments import STATE, State
 from client_agent.commands.output import out
+from shared.command_line import ended_by_interrupts
 from shared.problems import DistransError
 
 
+@ended_by_interrupts()
 def run(
     state: State = STATE,
     host: Annotated[str, typer.Option(help="Address for /predict.")] = "127.0.0.1",

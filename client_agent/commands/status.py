@@ -12,18 +12,12 @@ from client_agent.commands.output import out
 
 def status(state: State = STATE, as_json: Json = False) -> None:
     """Who this agent is, what it serves, and whether joining paid off."""
-    from client_agent.errors import StateError
-    from client_agent.serving import load_served
     from client_agent.state import StateFolder
-    from shared.runtime import Runtime
 
     folder = StateFolder(state)
     identity = folder.identity()
     rows, report = [line.row() for line in folder.history()], folder.condition()
-    try:
-        served = load_served(folder, identity, Runtime())[1].number
-    except StateError:
-        served = None
+    served = next((kept.number for kept in folder.choices()), None)
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,

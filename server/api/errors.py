@@ -14,6 +14,7 @@ from server.core import errors
 from server.service.uploads import OffsetMismatch
 from server.store.failures import StorageFull, is_busy
 from server.store.objects import ObjectStoreError, ObjectStoreFull
+from shared.fault_words import in_words
 from shared.http.problems import MEDIA_TYPE, problem
 from shared.plan_faults import list_faults
 from shared.problems import DistransError
@@ -139,4 +140,4 @@ def _fault(fault: dict[str, Any]) -> str:
     path = [str(part) for part in fault["loc"] if part != "body"]
     if path[:1] == ["method"] and len(path) > 2:
         path.pop(1)  # the tag of the union of methods is no key
-    return f"{'.'.join(path) or 'body'}: {fault['msg'].removeprefix('Value error, ')}"
+    return f"{'.'.join(path) or 'body'}: {in_words(fault)}"

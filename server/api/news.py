@@ -52,7 +52,9 @@ class News:
             del self._waiters[federation_id]
 
     def close(self) -> None:
-        """Answer everybody who waits; called in the event loop when the process is about to stop."""
+        """Answer everybody who waits; called in the event loop when the process is about to stop. Idempotent."""
+        if self.closed:
+            return
         self.closed = True
         for federation_id in list(self._waiters):
             self._notify(federation_id)

@@ -50,7 +50,8 @@ async def get_task(
                         state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id)
                     return answer
                 await asyncio.wait({news, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if displaced.done():  # a client that keeps too many open gets no further look at the database
+                # Neither a client that keeps too many open nor a process that stops looks at the database again.
+                if displaced.done() or state.news.closed:
                     return answer
             finally:
                 news.cancel()

@@ -9,9 +9,11 @@ import typer
 from server.commands.arguments import DATA, DataDir, Db
 from server.commands.output import out
 from server.commands.place import open_database, upgrade_command, url_of
+from shared.command_line import ended_by_interrupts
 from shared.problems import DistransError
 
 
+@ended_by_interrupts()
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8400,

@@ -16,6 +16,7 @@ from server.service.federations import load
 from server.service.progress import advance
 from server.store.session import LOCK
 from server.store.tables import AuditEntry, Client, Federation, Invite
+from shared.near_match import did_you_mean
 from shared.schemas import (
     MAX_IMAGES,
     ClientView,
@@ -305,8 +306,10 @@ def _find(ctx: Context, federation_name: str, client: str) -> str:
         federation = load(session, federation_name)
         query = select(Client).where(Client.federation_id == federation.id)
         rows = session.execute(query.where((Client.id == client) | (Client.name == client))).scalars().all()
+        names = [] if rows else [row.name for row in session.execute(query).scalars()]
     if not rows:
-        raise NotFound("no-such-client", f"Federation {federation_name!r} has no client {client!r}.")
+        near = did_you_mean(client, names) or "."
+        raise NotFound("no-such-client", f"Federation {federation_name!r} has no client {client!r}{near}")
     return min(rows, key=lambda row: (row.state != "active", -row.joined_at)).id
 
 

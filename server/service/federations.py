@@ -25,7 +25,7 @@ from server.service.progress import (
 )
 from server.store import blobs
 from server.store.tables import Client, Federation, Model, Participant, Round, Update
-from shared.heterogeneity import distributional_heterogeneity
+from shared.near_match import did_you_mean
 from shared.plan import FederationPlan
 from shared.schemas import FederationView, RoundSummary
 from shared.wire import encode
@@ -73,7 +73,10 @@ def load(session: Session, name: str, *, lock: bool = False) -> Federation:
     query = select(Federation).where(Federation.name == name)
     federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
     if federation is None:
-        raise NotFound("no-such-federation", f"There is no federation {name!r}.")
+        # Only the operator gets here with a name of choice; a client may look at its own federation alone.
+        names = session.execute(select(Federation.name)).scalars()
+        near = did_you_mean(name, names) or "."
+        raise NotFound("no-such-federation", f"There is no federation {name!r}{near}")
     return federation
 
 
@@ -108,6 +111,8 @@ def _change(
     reason: str = "",
 ) -> None:
     now = ctx.clock()
+    if "running" in moves.values():
+        _load_method(ctx, name)
     with ctx.db.write() as session:
         federation = load(session, name, lock=True)
         if federation.state in unchanged:
@@ -133,6 +138,14 @@ def _change(
             advance(session, ctx, federation)
 
 
+def _load_method(ctx: Context, name: str) -> None:
+    """Load what opening a round needs if one is going to open: loading torch takes too long inside a transaction."""
+    with ctx.db.read() as session:
+        federation = load(session, name)
+        if len(active_clients(session, federation)) >= plan_of(federation.plan).rounds.min_clients:
+            half_of(federation.plan)
+
+
 @dataclass(frozen=True)
 class Roster:
     """The clients of a federation and how much their data differ."""
@@ -143,6 +156,8 @@ class Roster:
 
 def roster(session: Session, federation: Federation) -> Roster:
     """The active clients in the order of their names."""
+    from shared.heterogeneity import distributional_heterogeneity  # numpy, which most commands do not need
+
     clients = active_clients(session, federation)
     counts = [client_record(client).class_counts for client in clients]
     return Roster(clients, distributional_heterogeneity(counts) if counts else None)

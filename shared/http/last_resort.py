@@ -1,8 +1,11 @@
 """The answer to errors that nobody expected."""
 
+import asyncio
 import logging
 from http import HTTPStatus
+from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shared.http.problems import problem
@@ -27,6 +30,14 @@ class LastResort:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            logger.warning(
+                "%s %s was cut off: the %s is stopping", scope["method"], quote(scope["path"]), self._program
+            )
+            if not started:
+                await self._stopping()(scope, receive, send)
         except Exception:
             if started or scope["type"] != "http":
                 raise
@@ -38,3 +49,12 @@ class LastResort:
                 next_step="Tell the operator the request id; the log has the rest.",
             )
             await answer(scope, receive, send)
+
+    def _stopping(self) -> Response:
+        return problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "stopping",
+            f"The {self._program} is stopping and could not wait for this request.",
+            next_step="Send it again when it is back.",
+            headers={"Retry-After": "5"},
+        )

@@ -27,6 +27,7 @@ from shared.http.problems import problem
 from shared.http.unread_bodies import LINGER_BYTES, UnreadBodies
 
 CERTIFICATE = "distrans.client_certificate"  # in the scope: the SHA-256 of the caller's certificate, in hexadecimal
+ON_STOP = "distrans.on_stop"  # in the lifespan's state: called when the server stops, before it waits for answers
 MAX_HEAD_BYTES = 32 * 1024  # also of a chunk's header, and of trailers
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER for no time
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -109,6 +110,8 @@ class Protocol(H11Protocol):
 
     @override
     def shutdown(self) -> None:
+        if on_stop := self.app_state.get(ON_STOP):  # connections are told one by one; the call has no effect twice
+            on_stop()
         if self._is_idle():
             self.transport.close()
         else:

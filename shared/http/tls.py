@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from uvicorn import Config
+from typing import TYPE_CHECKING, Any
 
 from shared.problems import DistransError
+
+if TYPE_CHECKING:
+    from uvicorn import Config
 
 logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
@@ -53,7 +54,7 @@ class Tls:
                 ) from error
 
 
-def reloading_context(config: Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def reloading_context(config: "Config", default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     """A context for uvicorn, in each of its processes, that takes up the files of its certificate when they change."""
     context = default()
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:

@@ -1,38 +1,59 @@
-"""The methods by name, each with its server half and its client half."""
+"""The methods by name, each with its server half and its client half.
 
+A half is loaded when it is first asked for, and torch with it: most commands only need to know which methods there are.
+"""
+
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
-from shared.methods.advprop import AdvPropClient, AdvPropServer
 from shared.methods.base import ClientHalf, ServerHalf
-from shared.methods.distrans import DistransClient, DistransServer
-from shared.methods.fedavg import FedAvgClient, FedAvgServer
-from shared.methods.fedaws import FedAwSClient, FedAwSServer
-from shared.methods.mixup import MixupClient
-from shared.methods.moon import MoonClient, MoonServer
-from shared.methods.pfedhn import PFedHNClient, PFedHNServer
-from shared.methods.pfedme import PFedMeClient, PFedMeServer
 from shared.plan import FederationPlan
 
 
 @dataclass(frozen=True)
 class Method:
-    """The two halves of a method."""
+    """The two halves of a method, each as `module:Class` in this package."""
 
-    server: type[ServerHalf]
-    client: type[ClientHalf]
+    server_path: str
+    client_path: str
+
+    @property
+    def server(self) -> type[ServerHalf]:
+        """The coordinator's half."""
+        half: type[ServerHalf] = _load(self.server_path)
+        return half
+
+    @property
+    def client(self) -> type[ClientHalf]:
+        """The agent's half."""
+        half: type[ClientHalf] = _load(self.client_path)
+        return half
 
 
 METHODS = {
-    "distrans": Method(DistransServer, DistransClient),
-    "fedavg": Method(FedAvgServer, FedAvgClient),
-    "fedaws": Method(FedAwSServer, FedAwSClient),
-    "mixup": Method(FedAvgServer, MixupClient),
-    "advprop": Method(AdvPropServer, AdvPropClient),
-    "moon": Method(MoonServer, MoonClient),
-    "pfedme": Method(PFedMeServer, PFedMeClient),
-    "pfedhn": Method(PFedHNServer, PFedHNClient),
-    "pfedhn-pc": Method(PFedHNServer, PFedHNClient),
+    "distrans": Method("distrans:DistransServer", "distrans:DistransClient"),
+    "fedavg": Method("fedavg:FedAvgServer", "fedavg:FedAvgClient"),
+    "fedaws": Method("fedaws:FedAwSServer", "fedaws:FedAwSClient"),
+    "mixup": Method("fedavg:FedAvgServer", "mixup:MixupClient"),
+    "advprop": Method("advprop:AdvPropServer", "advprop:AdvPropClient"),
+    "moon": Method("moon:MoonServer", "moon:MoonClient"),
+    "pfedme": Method("pfedme:PFedMeServer", "pfedme:PFedMeClient"),
+    "pfedhn": Method("pfedhn:PFedHNServer", "pfedhn:PFedHNClient"),
+    "pfedhn-pc": Method("pfedhn:PFedHNServer", "pfedhn:PFedHNClient"),
 }
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def load_all() -> None:
+    """Load every half now, so that no request or transaction waits for it later."""
+    for method in METHODS.values():
+        _load(method.server_path)
+        _load(method.client_path)
 
 
 def server_half(plan: FederationPlan) -> ServerHalf:

@@ -9,18 +9,21 @@ crash with the same result.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from torch import Tensor
-
+from shared.limits import MAX_WEIGHT
 from shared.method_options import Frozen
 from shared.plan import FederationPlan
-from shared.runtime import Runtime
 from shared.schemas import TrainingReport
-from shared.summation import MAX_WEIGHT, RunningMean
 from shared.wire import Spec, encode
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shared.runtime import Runtime
+    from shared.summation import RunningMean
+
+Tensors = dict[str, "Tensor"]
 Options = TypeVar("Options", bound=Frozen)
 Facts = dict[str, str]  # what the coordinator decided for a round beyond the plan, e.g. the offset aggregation in force
 SHARED, PERSONAL = "shared.", "personal."  # how an update's tensors are told apart on the wire
@@ -114,7 +117,7 @@ class ServerHalf(ABC):
         """The weight of a client's update in the mean: from the frozen roster, not from what the update says."""
         return min(max(client.images, 1), MAX_WEIGHT) if self.plan.averaging == "samples" else 1
 
-    def fold(self, mean: RunningMean, shared: Tensors, client: ClientRecord) -> None:
+    def fold(self, mean: "RunningMean", shared: Tensors, client: ClientRecord) -> None:
         """Add one client's shared tensors to the round's mean; in any order."""
         mean.add(shared, self.weight(client))
 
@@ -138,10 +141,10 @@ class LocalData(Protocol):
         """Number of images."""
 
     @property
-    def labels(self) -> Tensor:
+    def labels(self) -> "Tensor":
         """Their labels."""
 
-    def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, seed: int) -> "Iterator[tuple[Tensor, Tensor]]":
         """One pass over all images in an order that follows from the seed: (images B×C×H×W, labels B)."""
 
 
@@ -172,12 +175,18 @@ class RoundTask:
     facts: Facts = field(default_factory=dict)
 
 
+def _plain_runtime() -> "Runtime":
+    from shared.runtime import Runtime
+
+    return Runtime()
+
+
 @dataclass(frozen=True)
 class Workplace:
     """What the agent lends to a method: its data, its device, and two ways to be heard while training runs."""
 
     data: LocalData
-    runtime: Runtime = field(default_factory=Runtime)
+    runtime: "Runtime" = field(default_factory=_plain_runtime)
     on_batch: Callable[[BatchProgress], None] | None = None
     should_stop: Callable[[], bool] = lambda: False
 
@@ -185,7 +194,7 @@ class Workplace:
 class Predictor(Protocol):
     """A model that is ready to answer, with the client's offset in it where the method has one."""
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: "Tensor") -> "Tensor":
         """Normalised images (B, C, H, W) → logits (B, classes); safe to call from several threads."""
 
 
@@ -200,18 +209,18 @@ class ClientHalf(ABC):
         """One round of local training: the update to upload, and the private tensors to keep once it is stored."""
 
     @abstractmethod
-    def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
+    def predictor(self, task: RoundTask, private: Tensors, runtime: "Runtime", *, use_offset: bool = True) -> Predictor:
         """What `/predict` and evaluation use after a round; `task` carries the newest model and personal tensors.
 
         Without `use_offset` a method that has one leaves it out, for comparison.
         """
 
-    def alternative(self, task: RoundTask, private: Tensors, runtime: Runtime) -> Predictor | None:
+    def alternative(self, task: RoundTask, private: Tensors, runtime: "Runtime") -> Predictor | None:
         """A second model that the client keeps, to be measured beside the predictor's; None for methods with one."""
         del task, private, runtime
         return None
 
-    def offset(self, task: RoundTask, private: Tensors) -> Tensor | None:
+    def offset(self, task: RoundTask, private: Tensors) -> "Tensor | None":
         """The offset that the predictor applies; None for methods without one."""
         del task, private
         return None

@@ -457,7 +457,7 @@ class TestArchive:
     ) -> None:
         works("federation", "export", "pets", "backup")
         assert refuses("federation", "import", "backup").startswith("There is a federation 'pets' already.")
-        assert "name: String should match pattern" in refuses("federation", "import", "backup", "--name", "a b")
+        assert "name: must have 1 to 64 letters" in refuses("federation", "import", "backup", "--name", "a b")
         assert "cannot be read" in refuses("federation", "import", "missing.zip")
         assert "cannot be read" in refuses("federation", "import", "plan.toml")
         assert "is not an exported federation" in refuses("federation", "import", tmp_path)

@@ -110,6 +110,45 @@ class TestCreate:
         ]
         assert all(fault in answer.json()["detail"] for fault in answer.json()["errors"])
 
+    def test_faults_are_in_our_words(self, api: Api) -> None:
+        plan = {"name": "no spaces", "classes": ["a", "b"], "image": {"hight": 3}, "method": {"name": "fedvag"}}
+        answer = api.call("POST", "/v1/federations", json=plan)
+        assert problem_of(answer) == (422, "invalid-request")
+        name, image, method = answer.json()["errors"]
+        assert name.endswith("the first a letter or digit; it is 'no spaces'")
+        assert image == "image.hight: unknown setting; did you mean height?"
+        assert method.startswith("method: unknown value 'fedvag'; did you mean 'fedavg'? Possible: distrans, ")
+
+    def test_parameters_and_other_bodies_too(self, api: Api) -> None:
+        name = api.admin("POST", "/v1/federations", json={"name": new_plan().name, "classes": ["a", "b"]})["name"]
+        for path, body, fault in (
+            ("rollback", {"to": "first"}, "to: must be a whole number, but is 'first'"),
+            ("rollback", {}, "to: is missing"),
+            ("invites", {"expires_in_s": -1}, "expires_in_s: must be "),
+            ("pause", {"cause": "x"}, "cause: unknown setting"),
+            ("pause", [], "body: must be a table, but is a list"),
+        ):
+            answer = api.call("POST", f"/v1/federations/{name}/{path}", json=body)
+            assert problem_of(answer) == (422, "invalid-request")
+            assert answer.json()["errors"][0].startswith(fault), answer.json()
+        answer = api.call("GET", f"/v1/federations/{name}/rounds?limit=0")
+        assert answer.json()["errors"] == ["query.limit: must be at least 1, but is '0'"]
+
+    def test_a_near_name_is_suggested_to_the_operator(self, api: Api) -> None:
+        name = api.admin("POST", "/v1/federations", json={"name": new_plan().name, "classes": ["a", "b"]})["name"]
+        answer = api.call("GET", f"/v1/federations/{name}x")
+        assert problem_of(answer) == (404, "no-such-federation")
+        assert answer.json()["detail"] == f"There is no federation '{name}x'; did you mean {name!r}?"
+        invite = api.admin("POST", f"/v1/federations/{name}/invites")["token"]
+        site = api.http.post(
+            "/v1/join", json={"name": "north", "class_counts": {"a": 1}}, headers={"Authorization": f"Bearer {invite}"}
+        ).json()
+        answer = api.call("POST", f"/v1/federations/{name}/clients/noth/revoke")
+        assert answer.json()["detail"] == f"Federation {name!r} has no client 'noth'; did you mean 'north'?"
+        asking = {"Authorization": f"Bearer {site['token']}"}
+        answer = api.http.get(f"/v1/federations/{name}x", headers=asking)
+        assert answer.json()["detail"] == f"There is no federation '{name}x'."
+
     def test_faults_between_fields(self, api: Api) -> None:
         plan = {"name": "x", "classes": ["a", "b"], "image": {"height": 5, "width": 5}}
         answer = api.call("POST", "/v1/federations", json=plan)

@@ -4,20 +4,21 @@ import asyncio
 import json
 import resource
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from sqlalchemy import func, select
 from support.api import RawConnection, new_database
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site, running
 from support.databases import KINDS
 from support.plans import small_plan, update_body
+from support.waiting import eventually
 
 from server.service import enrolment, federations
 from server.service.context import Actor, Context
@@ -67,13 +68,6 @@ def elsewhere(db_address: str) -> Iterator[Context]:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as threads:
         yield threads
-
-
-def eventually(check: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Look again and again, for a limited time; what `check` asks the coordinator is the pace."""
-    give_up_at = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < give_up_at, "it has not happened"
 
 
 def new_federation(coordinator: CoordinatorProcess, name: str, **rounds: Any) -> tuple[FederationPlan, Site]:
@@ -302,6 +296,38 @@ def test_a_thousand_agents_wait_without_a_thread_each(coordinator: CoordinatorPr
 def count(ctx: Context, table: type[Transfer | Update]) -> int:
     with ctx.db.read() as session:
         return int(session.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+async def stopped_crowd(coordinator: CoordinatorProcess, db_url: str, site: Site, pollers: int) -> list[str]:
+    """What agents are answered that wait while the process is told to stop."""
+    parts, before = urlsplit(coordinator.url), open_files(coordinator.process.pid)
+    request = f"GET /v1/task?wait=60 HTTP/1.1\r\nHost: coordinator\r\nAuthorization: Bearer {site.token}\r\n\r\n"
+    connections = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(pollers)]
+    for _, writer in connections:
+        writer.write(request.encode())
+    await asyncio.to_thread(eventually, lambda: open_files(coordinator.process.pid) >= before + pollers)
+    for _ in range(2):  # as in `crowd`
+        await asyncio.to_thread(last_seen, site)
+    with psycopg.connect(db_url) as connection:
+        connection.execute("LOCK TABLE federations, clients, rounds IN ACCESS EXCLUSIVE MODE")
+        coordinator.process.send_signal(signal.SIGTERM)
+        answers = [await asyncio.wait_for(reader.read(), 50) for reader, _ in connections]
+    for _, writer in connections:
+        writer.close()
+    return [answer.decode().splitlines()[0] for answer in answers]
+
+
+@pytest.mark.parametrize("empty_db_url", ["postgresql"], indirect=True)
+def test_a_stop_answers_who_waits_without_the_database(
+    db_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand looks at a busy database outlast the time that requests are given; what is left is then cut off."""
+    monkeypatch.setenv("DISTRANS_POLLS_PER_CLIENT", "0")
+    with running(db_url, tmp_path, forked=True) as coordinator:
+        _, site = new_federation(coordinator, "stopping")
+        assert asyncio.run(stopped_crowd(coordinator, db_url, site, 200)) == ["HTTP/1.1 200 OK"] * 200
+        assert coordinator.wait() == 0
+    assert not [line for line in coordinator.lines if "CancelledError" in line]
 
 
 @pytest.mark.parametrize("empty_db_url", ["postgresql"], indirect=True)

@@ -4,28 +4,29 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 import safetensors.torch
-from sqlalchemy import update
+from sqlalchemy import select, update
 from support.api import open_api
 from support.coordinator import CoordinatorProcess, Site, running
 from support.databases import new_postgres_database
 from support.plans import small_plan, update_body, update_tensors
 from support.service import OPERATOR
+from support.waiting import eventually
 
 from server.core.aggregation import strip
 from server.service import enrolment, federations
 from server.service.context import Context
 from server.store.schema import upgrade
 from server.store.session import Database
-from server.store.tables import Round
+from server.store.tables import Client, CoordinatorClock, Round
 from shared.methods.base import SHARED
 from shared.plan import FederationPlan
 from shared.schemas import JoinRequest
 from shared.summation import RunningMean
-from shared.wire import digest, encode
+from shared.wire import digest, digest_header, encode
 
 FEDAVG = {"name": "fedavg"}
 
@@ -166,6 +167,47 @@ def test_forty_sites_upload_at_once_to_two_processes_on_sqlite(tmp_path: Path) -
         assert published_mean(sites[1], 1) == expected_mean(plan, list(range(40)))
         lines = [line for process in processes for line in process.lines]
         assert not [line for line in lines if "locked" in line or "Traceback" in line]
+
+
+def test_uploads_without_end_do_not_hold_up_heartbeats_and_deadlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight sites upload again and again to one process: it still notes who was seen, and counts its uptime."""
+    monkeypatch.setenv("DISTRANS_REQUESTS_PER_S", "0")
+    plan = small_plan(method=FEDAVG, image={"height": 32, "width": 32}, rounds={"count": 1, "min_clients": 9})
+    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    with running(url, tmp_path, forked=True) as coordinator, ThreadPoolExecutor(8) as pool:
+        coordinator.create(plan)
+        waiting, *busy = [coordinator.join(plan, f"site-{number}", {"cat": 1}) for number in range(9)]
+        round_id, body, enough = waiting.task().round.id, update_body(plan, {}, 1), Event()
+
+        def upload(site: Site) -> set[int]:
+            """Bodies that turn out to be wrong at their end are written and deleted, each time."""
+            wrong = {"Content-Digest": digest_header("0" * 64)}
+            answers = set()
+            while not enough.is_set():
+                answers.add(site.put(round_id, body, **wrong).status_code)
+            return answers
+
+        uploads = [pool.submit(upload, site) for site in busy]
+        db = Database(url)
+        try:
+            seen, uptime = facts_in(db)
+            waiting.task(0)
+            eventually(lambda: facts_in(db)[0] > seen)
+            eventually(lambda: facts_in(db)[1] > uptime)
+        finally:
+            enough.set()
+            db.close()
+        assert [answers.result() for answers in uploads] == [{422}] * 8
+        assert not [line for line in coordinator.lines if "locked" in line or "Traceback" in line]
+
+
+def facts_in(db: Database) -> tuple[float, float]:
+    """When the first site was last seen, and how long the coordinator has been up, as the database has it."""
+    with db.read() as session:
+        seen = session.execute(select(Client.last_seen_at).where(Client.name == "site-0")).scalar_one()
+        return seen, session.execute(select(CoordinatorClock.uptime)).scalar_one()
 
 
 def peak_memory_kb(coordinator: CoordinatorProcess) -> int:

@@ -6,8 +6,8 @@ from support.coordinator import running
 
 from lab.datasets import DIGIT_CLASSES, load_digits, make_clients
 from lab.simulation import SimulatedClient, Simulation
-from shared.evaluation import evaluate
 from shared.heterogeneity import paper_shares
+from shared.measuring import evaluate
 from shared.methods import client_half
 from shared.methods.base import RoundTask, Workplace
 from shared.plan import FederationPlan, validate_plan

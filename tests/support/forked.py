@@ -17,11 +17,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
+from support import interrupts
+
 PACKAGES = {"distrans-server": "server", "distrans-agent": "client_agent"}
 STRICT = "error::ResourceWarning"  # for PYTHONWARNINGS, which Python reads before the fork
 # One process to fork from serves all of a test session's programs.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["server.__main__", "server.serve", "client_agent.run", "torchvision.transforms.v2"])
+_CONTEXT.set_forkserver_preload(
+    ["server.__main__", "server.serve", "server.app", "client_agent.run", "torchvision.transforms.v2"]
+    + [f"shared.methods.{name}" for name in ("advprop", "distrans", "fedaws", "mixup", "moon", "pfedhn", "pfedme")]
+)
 
 
 class ForkedProgram:
@@ -83,4 +88,5 @@ def _run(output: Connection, command: list[str], environment: dict[str, str], li
 
     torch.set_num_threads(1)
     sys.argv = command
+    interrupts.install()
     importlib.import_module(f"{PACKAGES[command[0]]}.__main__").main()

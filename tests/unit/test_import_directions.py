@@ -46,6 +46,7 @@ def test_they_do_in_a_copy(copy: Path) -> None:
         ("server/__main__.py", "import lab", "Programs stand on shared"),
         ("shared/wire.py", "import httpx", "shared does no SQL, and no HTTP"),
         ("shared/plan.py", "from sqlalchemy import select", "shared does no SQL, and no HTTP"),
+        ("shared/plan.py", "import torch", "Commands that only read"),
     ],
 )
 def test_a_wrong_import_is_found(copy: Path, file: str, line: str, contract: str) -> None:

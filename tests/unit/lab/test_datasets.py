@@ -15,8 +15,8 @@ from lab.datasets.clients import Negatives
 from lab.datasets.files import DatasetBroken, DatasetMissing, natural, pictures_of_files
 from lab.datasets.image_set import Part, Shift, shifted
 from lab.datasets.registry import known
-from shared.evaluation import evaluate
 from shared.heterogeneity import Shares, paper_shares
+from shared.measuring import evaluate
 from shared.plan import ImagePlan
 from shared.problems import SplitError
 from shared.tensor_data import TensorData

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from lab.datasets import load_digits, make_clients
 from lab.simulation import SimulatedClient, Simulation
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import Evaluation
 from shared.heterogeneity import classes_per_client, dirichlet_shares, distributional_heterogeneity, paper_shares
+from shared.measuring import evaluate
 from shared.methods import client_half
 from shared.model import build_double
 from shared.plan import FederationPlan, ImagePlan, validate_plan

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from shared.evaluation import Evaluation, evaluate
+from shared.evaluation import Evaluation
+from shared.measuring import evaluate
 from shared.problems import DistransError
 from shared.schemas import MAX_LOSS
 from shared.tensor_data import TensorData

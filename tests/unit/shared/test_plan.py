@@ -202,7 +202,8 @@ class TestOtherMethods:
         assert "cannot start from given weights" in faults["plan"]
 
     def test_options_of_one_method_are_unknown_to_another(self) -> None:
-        assert "not permitted" in fault_lines(plan_data(method={"name": "moon", "alpha": 0.3}))["method.alpha"]
+        faults = fault_lines(plan_data(method={"name": "moon", "alpha": 0.3}))
+        assert faults["method.alpha"].startswith("unknown setting; known here: name, ")
 
 
 class TestFaults:
@@ -264,7 +265,7 @@ class TestFaults:
                 }
             )
         wanted = [
-            *("name: Field required", "classes.1: ", "image.colour: ", "method.alpha: ", "training.lr: "),
+            *("name: is missing", "classes.1: ", "image.colour: ", "method.alpha: ", "training.lr: "),
             *("image: mean has 2 values for 1 channels", "image: std has 2 values for 1 channels"),
             *("method: shared_offset = true", "plan: model.backbone: alexnet needs images of at least 63×63"),
             "plan: method.offset_init: ImageNet's statistics are for 3 channels",
@@ -280,7 +281,7 @@ class TestFaults:
         assert fault_lines(plan_data(image={"channels": "red", "mean": [1, 2]})).keys() == {"image.channels"}
 
     def test_missing_fields(self) -> None:
-        assert fault_lines("") == {"name": "Field required", "classes": "Field required"}
+        assert fault_lines("") == {"name": "is missing", "classes": "is missing"}
 
     @pytest.mark.parametrize(
         "text",
@@ -298,7 +299,7 @@ class TestFaults:
     def test_unknown_key(self, text: str) -> None:
         ((field, fault),) = fault_lines(text).items()
         assert field.endswith("colour")
-        assert "Extra inputs are not permitted" in fault
+        assert fault.startswith("unknown setting; known here: ")
 
     def test_a_key_of_another_method(self) -> None:
         faults = fault_lines(MINIMAL + '[method]\nname = "fedavg"\nalpha = 0.3')
@@ -318,7 +319,7 @@ class TestFaults:
         assert fault_lines(plan_data(**data, training=1)).keys() == {"training", *data}
 
     def test_a_plan_of_the_wrong_kind(self) -> None:
-        with pytest.raises(PlanError, match="plan: Input should be"):
+        with pytest.raises(PlanError, match="plan: must be a table, but is"):
             validate_plan([1, 2])  # type: ignore[arg-type]
 
     def test_repeated_classes(self) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared import summation
+from shared.limits import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 from shared.problems import WireError
-from shared.summation import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT, ExactSum, RunningMean
+from shared.summation import ExactSum, RunningMean
 from shared.wire import encode
 
 TINY, HUGE = 2.0**-149, 2.0**128 - 2.0**104  # the least and the largest float32

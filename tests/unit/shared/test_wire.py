@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shared.limits import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 from shared.problems import WireError
-from shared.summation import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
 from shared.wire import MAX_METADATA_BYTES, Checker, Entry, Spec, decode, digest, digest_header, encode
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

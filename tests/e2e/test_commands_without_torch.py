@@ -1,0 +1,113 @@
+"""Commands that only read or print start quickly: they work where neither torch nor torchvision can be imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.service import Desk, fedavg_plan
+
+from client_agent.history import HistoryLine
+from client_agent.kept_models import Bundle
+from client_agent.settings import Connection, Identity
+from client_agent.state import StateFolder
+from server.store.schema import upgrade
+from server.store.session import Database
+from shared.evaluation import Evaluation
+
+# Runs the program once per list of arguments, in one process; prints what came of each as a line of JSON.
+_PROGRAM = """
+import contextlib, importlib, io, json, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision"):
+            raise ImportError(f"{name} is not for this command")
+
+sys.meta_path.insert(0, Refuse())
+main = importlib.import_module(sys.argv[1] + ".__main__").main
+for arguments in json.loads(sys.argv[2]):
+    sys.argv, written = ["program", *arguments], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(written):
+            main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    print(json.dumps([code, written.getvalue()]))
+"""
+
+
+def without_torch(package: str, folder: Path, *commands: str) -> dict[str, str]:
+    """What each command prints; all of them must succeed."""
+    words = json.dumps([command.split() for command in commands])
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, package, words],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("DISTRANS_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    outcomes = [json.loads(line) for line in result.stdout.splitlines()]
+    failed = [command for command, (code, _) in zip(commands, outcomes, strict=True) if code]
+    assert not failed, result.stderr
+    return {command: printed for command, (_, printed) in zip(commands, outcomes, strict=True)}
+
+
+def test_coordinator(tmp_path: Path) -> None:
+    (tmp_path / "distrans-data").mkdir()
+    db = Database(f"sqlite:///{tmp_path / 'distrans-data' / 'distrans.db'}")
+    upgrade(db)
+    desk = Desk(db, fedavg_plan(min_clients=5), start=False)
+    for name in ("north", "south"):
+        desk.join(name, cat=3)
+    db.close()
+    printed = without_torch(
+        "server",
+        tmp_path,
+        *("--help", "--version", "federation create --help", "federation create --example"),
+        *("federation list", "federation show pets", "federation show pets --json", "client list pets"),
+        *("invite pets", "client rotate pets north", "client revoke pets south"),
+        *(f"federation {verb} pets" for verb in ("start", "pause", "resume", "cancel")),
+        *("audit list", "audit export audit.csv", "db upgrade", "db backup copy.db"),
+    )
+    assert "north" in printed["client list pets"]
+    assert json.loads(printed["federation show pets --json"])["clients"] == 2
+    assert "cancelled" in printed["federation cancel pets"]
+    assert "federation.resume" in (tmp_path / "audit.csv").read_text()
+
+
+def test_agent(tmp_path: Path) -> None:
+    state, scores = StateFolder(tmp_path / "distrans-agent"), Evaluation(samples=4, correct=3, loss_sum=1.0)
+    connection = Connection(server="http://127.0.0.1:1")
+    state.create(
+        Identity(
+            client_id="1",
+            name="north",
+            token="secret",
+            federation="pets",
+            plan=fedavg_plan(),
+            connection=connection,
+            data="images",
+        )
+    )
+    bundle = Bundle(3, "d" * 64, {"w": torch.ones(3)}, {}, {}, {})
+    state.save_bundle(bundle, keep=2)
+    state.add_history(
+        HistoryLine(
+            model=3, digest=bundle.digest, fingerprint=bundle.fingerprint, with_offset=scores, without_offset=None
+        )
+    )
+    commands = ("--help", "--version", "run --help", "status", "status --json", "unpin")
+    printed = without_torch("client_agent", tmp_path, *commands)
+    assert "north" in printed["status"]
+    assert json.loads(printed["status --json"])["history"][0]["with_offset"] == pytest.approx(0.75)
+
+
+def test_lab(tmp_path: Path) -> None:
+    without_torch("lab", tmp_path, "--help", "--version", "demo --help")

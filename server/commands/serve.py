@@ -26,6 +26,12 @@ def serve(
     keep_round_uploads: Annotated[
         int, typer.Option(min=0, help="Finished rounds of each federation whose uploads are kept.")
     ] = 1,
+    keep_models: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Newest models of each federation that are kept, besides the first and the best (0 = all)."
+        ),
+    ] = 0,
     root_path: Annotated[
         str, typer.Option(envvar="DISTRANS_ROOT_PATH", help="Prefix that a proxy serves it under, like /federated.")
     ] = "",
@@ -77,7 +83,7 @@ def serve(
         db_url=url_of(db, data_dir),
         admin_token=token,
         scrape_token=secret("DISTRANS_SCRAPE_TOKEN"),
-        retention=Retention(keep_round_uploads=keep_round_uploads),
+        retention=Retention(keep_round_uploads=keep_round_uploads, keep_models=keep_models),
         **more,
     )
     tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None

@@ -86,7 +86,7 @@ class News:
         if len(federation_ids) <= _NAMED:
             query = query.where(Federation.id.in_(federation_ids))
         with self._db.read() as session:
-            versions = dict(session.execute(query).tuples().all())
+            versions = {row.id: row.version for row in session.execute(query)}
         for federation_id in {*versions, *federation_ids}:
             version = versions.get(federation_id, _GONE)
             if self._versions.get(federation_id) != version or version == _GONE:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db
+from server.commands.arguments import DATA, DataDir, Db, NoServer
 from server.commands.output import out
 from server.commands.place import open_database, upgrade_command, url_of
 from shared.problems import DistransError
@@ -17,6 +17,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8400,
     data_dir: DataDir = DATA,
     db: Db = None,
+    _server: NoServer = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of processes that answer requests.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the key.")] = None,

@@ -18,6 +18,7 @@ app.add_typer(audit.app, name="audit")
 # What to do about an error, in the words of this program; the API has its own.
 NEXT_STEPS = {
     "no-such-federation": "Run: distrans-server federation list",
+    "invalid-token": "Check DISTRANS_ADMIN_TOKEN, or the file that --admin-token-file names.",
     "no-such-invite": "Run: distrans-server invite list FEDERATION",
     "no-such-client": "Run: distrans-server client list FEDERATION",
 }

@@ -172,10 +172,10 @@ def delete(
     """Delete a federation that is not running or paused, with its models, history and clients. There is no way back."""
     at = connect()
     view = at.federation(name)
-    if not yes:
+    if not yes and view.state not in ("running", "paused"):  # those are refused
         out.print(
-            f"This deletes {name} for good: {view.latest_model + 1} models, {view.rounds_done} rounds and "
-            f"{view.clients} clients, whose tokens end.",
+            f"This deletes {name} for good: its models, its history ({view.rounds_done} rounds done) and its clients "
+            f"({view.clients} active), whose tokens end.",
             highlight=False,
         )
         if (typed := typer.prompt("Type its name to confirm")) != name:

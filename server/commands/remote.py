@@ -33,7 +33,7 @@ View = TypeVar("View", bound=BaseModel)
 Result = TypeVar("Result")
 _PAGE = 1000  # entries of the audit log that are asked for together
 # Errors whose next step the command line words for itself, see server.__main__; the API's is for programs.
-_OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite")
+_OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
 
 
 class Unreachable(DistransError):

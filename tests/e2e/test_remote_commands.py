@@ -149,7 +149,7 @@ def test_every_command_answers_alike(both: dict[str, Run], db_url: str) -> None:
     ctx = Context(db)
     local, remote = (act(both[place], ctx, f"{place}-pets") for place in ("local", "remote"))
     db.close()
-    who = re.compile(r"operator:\S+|command line|127\.0\.0\.1|\badmin\b|\"id\": ?\d+|\bid\": \d+")
+    who = re.compile(r"operator:[\w.-]+|command line|127\.0\.0\.1|\badmin\b|\"id\": ?\d+|\bid\": \d+")
     assert len(local) == len(remote)
     for (words, here), (_, there) in zip(local, remote, strict=True):
         if words.startswith("audit"):  # which says who it was, and from where

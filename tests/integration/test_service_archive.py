@@ -109,8 +109,8 @@ class TestArchive:
 
     def test_leaves_out_offsets_that_only_the_sites_know(self, clean_db: Database, tmp_path: Path) -> None:
         """Under the default preset the coordinator sends a start that follows from the plan, and never sees more."""
-        desk = Desk(clean_db, small_plan(preset="learned-offset", rounds={"count": 5}))
-        self.run_rounds(desk, [desk.join("north")], range(1, 2))
+        desk = Desk(clean_db, small_plan(preset="learned-offset", rounds={"count": 5, "min_clients": 2}))
+        self.run_rounds(desk, [desk.join("north"), desk.join("south")], range(1, 2))
         target = archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
         assert not (target / "offsets").exists()
         (target / "offsets").mkdir()  # as older releases wrote it

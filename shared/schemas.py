@@ -14,6 +14,8 @@ MAX_IMAGES = MAX_WEIGHT
 MAX_LOSS = 1e6  # cross-entropy per image; a model beyond it has diverged
 ShortText = Annotated[str, StringConstraints(max_length=64, pattern=PRINTABLE_PATTERN)]
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+Attempt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Note = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=r"^[^\x00-\x1f\x7f]*$")]
 ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, strict=True)]
 
 
@@ -80,6 +82,11 @@ class JoinRequest(Frozen):
     )
     agent_version: ShortText = ""
     device: ShortText = ""
+    attempt: Attempt | None = Field(
+        None,
+        description="A random number that the site keeps: with it, and the same invite, it can repeat a join whose "
+        "answer it never got.",
+    )
 
 
 class FederationPlanAnswer(Answer):
@@ -128,17 +135,31 @@ class TokenAnswer(Answer):
 
 
 class InviteRequest(Frozen):
-    """How long the invite may wait to be used."""
+    """An invite to be made."""
 
-    expires_in_s: float = Field(7 * 24 * 3600, gt=0, le=365 * 24 * 3600)
+    expires_in_s: float = Field(7 * 24 * 3600, gt=0, le=365 * 24 * 3600, description="Seconds until it expires.")
+    note: Note = Field("", description="Whom it is for; the operator alone sees it.", examples=["north hospital"])
 
 
 class InviteAnswer(Answer):
     """A one-use invite; the token is shown this once."""
 
+    id: str = ""
     token: str
     federation: str
     expires_at: float
+
+
+class InviteView(Answer):
+    """An invite as the operator sees it, without its token."""
+
+    id: str
+    note: str
+    state: Literal["open", "used", "expired", "revoked"]
+    created_at: float
+    expires_at: float
+    used_at: float | None
+    used_by: str | None = Field(description="The name of the client that joined with it.")
 
 
 class ModelPointer(Answer):

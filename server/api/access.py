@@ -15,7 +15,6 @@ from server.service.enrolment import Identity
 from server.settings import Settings
 from shared.http.addresses import is_within
 from shared.http.protocol import CERTIFICATE
-from shared.schemas import FederationPlanAnswer
 
 # For the OpenAPI document alone; `token_of` reads the header.
 _bearer = HTTPBearer(auto_error=False, description="The admin's, a client's or an invite's token.")
@@ -74,10 +73,9 @@ class Caller:
 
 @dataclass(frozen=True)
 class Invited:
-    """The holder of an invite, and what the invite leads to."""
+    """The holder of an invite."""
 
     token: str
-    answer: FederationPlanAnswer
 
     @property
     def key(self) -> str:
@@ -115,8 +113,9 @@ def authenticate_caller(request: Request, token: str) -> Caller:
 
 
 def authenticate_invited(request: Request, token: str) -> Invited:
-    """The holder of an invite that can be used now."""
-    return Invited(token, enrolment.preview(request.app.state.ctx, token))
+    """The holder of an invite that can be used now, or once more by the site that has used it."""
+    enrolment.check_holder(request.app.state.ctx, token)
+    return Invited(token)
 
 
 def authenticate_scraper(request: Request, token: str) -> Scraper:

@@ -35,6 +35,7 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
 # What to do about errors whose use cases are called from elsewhere too; the command line has its own words.
 NEXT_STEPS = {
     "no-such-federation": "GET /v1/federations lists them.",
+    "no-such-invite": "GET /v1/federations/{name}/invites lists them.",
     "no-such-client": "GET /v1/federations/{name}/clients lists them.",
 }
 

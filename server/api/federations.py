@@ -15,7 +15,7 @@ from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
 from server.api.streaming import send_blob
 from server.core.errors import NotFound
-from server.service import audit, enrolment, federations, models, reports, tasks
+from server.service import audit, deletion, enrolment, federations, invites, models, reports, tasks
 from shared.plan import FederationPlan
 from shared.schemas import (
     AuditView,
@@ -24,6 +24,7 @@ from shared.schemas import (
     HeterogeneityView,
     InviteAnswer,
     InviteRequest,
+    InviteView,
     RollbackRequest,
     RoundView,
     StateRequest,
@@ -42,6 +43,7 @@ _EXAMPLE = {
 _READ = problem_responses(401, 403, 404, 422, 429)
 _CHANGE = problem_responses(401, 403, 404, 409, 413, 415, 422, 429)
 Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
+Confirm = Annotated[str, Query(max_length=64, description="The federation's name once more.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -64,6 +66,15 @@ async def show(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Respons
     """A federation: its state, what it waits for, its plan; a client is told how many others there are, not who."""
     operator = caller.identity is None
     return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, for_operator=operator)))
+
+
+@router.delete("/v1/federations/{name}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
+def delete(ctx: Ctx, caller: Admin, name: str, confirm: Confirm) -> None:
+    """Delete a federation that is not running or paused, with its models, history and clients. There is no way back.
+
+    It is gone at once; its storage is freed in the background.
+    """
+    deletion.delete_federation(ctx, caller.actor, name, confirm)
 
 
 @router.post("/v1/federations/{name}/start", responses=_CHANGE)
@@ -95,7 +106,7 @@ def cancel(ctx: Ctx, caller: Admin, name: str) -> FederationView:
     return federations.show(ctx, name)
 
 
-@router.post("/v1/federations/{name}/rollback", responses=_CHANGE)
+@router.post("/v1/federations/{name}/rollback", responses=_CHANGE | problem_responses(410))
 def rollback(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> FederationView:
     """Publish an older model again under the next number, and pause; nothing is removed from the history."""
     models.roll_back(ctx, caller.actor, name, request.to)
@@ -105,7 +116,20 @@ def rollback(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> Fe
 @router.post("/v1/federations/{name}/invites", status_code=HTTPStatus.CREATED, responses=_CHANGE)
 def invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = None) -> InviteAnswer:
     """A one-use, expiring invite; its token is shown this once."""
-    return enrolment.invite(ctx, caller.actor, name, (request or InviteRequest()).expires_in_s)
+    wanted = request or InviteRequest()
+    return enrolment.invite(ctx, caller.actor, name, wanted.expires_in_s, wanted.note)
+
+
+@router.get("/v1/federations/{name}/invites", responses=_READ)
+def list_invites(ctx: Ctx, caller: Admin, name: str) -> list[InviteView]:  # noqa: ARG001 - checked
+    """The invites, oldest first, without their tokens: which are open, and who has used the others."""
+    return invites.invites_of(ctx, name)
+
+
+@router.delete("/v1/federations/{name}/invites/{invite}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
+def revoke_invite(ctx: Ctx, caller: Admin, name: str, invite: str) -> None:
+    """Revoke an invite that was not used. Idempotent."""
+    invites.revoke(ctx, caller.actor, name, invite)
 
 
 @router.get("/v1/federations/{name}/clients", dependencies=[HISTORY], responses=_READ, response_model=list[ClientView])
@@ -180,7 +204,7 @@ def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
     "/v1/federations/{name}/model",
     dependencies=[DOWNLOAD],
     response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
+    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
 def model(
     request: Request,

@@ -16,6 +16,7 @@ from server.store.tables import Federation
 
 logger = logging.getLogger(__name__)
 _NAMED = 500  # federations that a query names; beyond that reading all versions is quicker
+_GONE = -1  # the version of a federation that was deleted
 
 
 class News:
@@ -87,9 +88,10 @@ class News:
         if len(federation_ids) <= _NAMED:
             query = query.where(Federation.id.in_(federation_ids))
         with self._db.read() as session:
-            rows = session.execute(query).all()
-        for federation_id, version in rows:
-            if self._versions.get(federation_id) != version:
+            versions = {row.id: row.version for row in session.execute(query)}
+        for federation_id in {*versions, *federation_ids}:
+            version = versions.get(federation_id, _GONE)
+            if self._versions.get(federation_id) != version or version == _GONE:
                 self._versions[federation_id] = version
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self._notify, federation_id)

@@ -85,7 +85,7 @@ class _DatabaseFigures(Collector):
                     Federation.state,
                     Federation.completed_rounds,
                     Federation.best_accuracy,
-                )
+                ).where(Federation.deleted_at.is_(None))
             ):
                 names[federation_id] = name
                 done.add_metric([name], completed_rounds)
@@ -95,21 +95,25 @@ class _DatabaseFigures(Collector):
             for federation_id, state, number in session.execute(
                 select(Client.federation_id, Client.state, func.count()).group_by(Client.federation_id, Client.state)
             ):
-                clients.add_metric([names[federation_id], state], number)
+                if federation_id in names:  # else it was just deleted or created
+                    clients.add_metric([names[federation_id], state], number)
             now = self._ctx.clock()
             active = select(Client.federation_id, Client.name, Client.last_seen_at).where(Client.state == "active")
             for federation_id, name, last_seen_at in session.execute(active):
-                seen.add_metric([names[federation_id], name], max(0.0, now - last_seen_at))
+                if federation_id in names:  # else it was just deleted or created
+                    seen.add_metric([names[federation_id], name], max(0.0, now - last_seen_at))
             for federation_id, state, number in session.execute(
                 select(Round.federation_id, Round.state, func.count()).group_by(Round.federation_id, Round.state)
             ):
-                rounds.add_metric([names[federation_id], state], number)
+                if federation_id in names:  # else it was just deleted or created
+                    rounds.add_metric([names[federation_id], state], number)
             for federation_id, number in session.execute(
                 select(Round.federation_id, func.count())
                 .join(Update, Update.round_id == Round.id)
                 .group_by(Round.federation_id)
             ):
-                updates.add_metric([names[federation_id]], number)
+                if federation_id in names:  # else it was just deleted or created
+                    updates.add_metric([names[federation_id]], number)
             size = session.execute(select(func.coalesce(func.sum(Blob.size_bytes), 0))).scalar_one()
             stored.add_metric([], float(size))
         return [done, running, best, clients, seen, rounds, updates, stored]

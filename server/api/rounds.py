@@ -62,7 +62,7 @@ async def get_task(
     "/v1/rounds/{round_id}/model",
     dependencies=[DOWNLOAD],
     response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 416, 422, 429),
+    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
 )
 def get_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
     """The global model that the round starts from."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db, Federation
+from server.commands.arguments import DATA, DataDir, Db, Federation, NoServer
 from server.commands.output import out, print_federation
 from server.commands.place import open_context, operator
 
@@ -15,6 +15,7 @@ def export(
     target: Annotated[Path, typer.Argument(help="A new folder, or a file ending in .zip.")],
     data_dir: DataDir = DATA,
     db: Db = None,
+    _server: NoServer = None,
 ) -> None:
     """Write model, plan, history and offsets into a folder or a zip."""
     from server.service import archive
@@ -27,6 +28,7 @@ def import_(
     name: Annotated[str | None, typer.Option(help="Another name than the exported one.")] = None,
     data_dir: DataDir = DATA,
     db: Db = None,
+    _server: NoServer = None,
 ) -> None:
     """Bring an exported federation back; sites join it again with new invites."""
     from server.service import archive, federations

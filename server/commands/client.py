@@ -1,35 +1,20 @@
-"""`distrans-server invite` and `distrans-server client`."""
-
-from typing import Annotated
+"""`distrans-server client`."""
 
 import typer
 from rich.table import Table
 
-from server.commands.arguments import DATA, Client, DataDir, Db, Federation, Json
+from server.commands.arguments import Client, Federation, Json
 from server.commands.output import out, print_json, print_table
-from server.commands.place import open_context, operator
+from server.commands.place import Connect, on_coordinator
 
 app = typer.Typer(no_args_is_help=True, help="The clients of a federation.")
 
 
-def invite(
-    name: Federation,
-    hours: Annotated[float, typer.Option(min=0.01, max=8760, help="How long it may wait to be used.")] = 168,
-    data_dir: DataDir = DATA,
-    db: Db = None,
-) -> None:
-    """Print a one-use invite token for a site."""
-    from server.service import enrolment
-
-    typer.echo(enrolment.invite(open_context(db, data_dir), operator(), name, hours * 3600).token)
-
-
 @app.command("list")
-def list_(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> None:
+@on_coordinator
+def list_(connect: Connect, name: Federation, as_json: Json = False) -> None:
     """The clients of a federation."""
-    from server.service import enrolment
-
-    views = enrolment.clients_of(open_context(db, data_dir), name)
+    views = connect().clients(name)
     if as_json:
         print_json(views)
         return
@@ -42,17 +27,15 @@ def list_(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Js
 
 
 @app.command()
-def revoke(name: Federation, client: Client, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def revoke(connect: Connect, name: Federation, client: Client) -> None:
     """End a client's access; rounds no longer wait for it."""
-    from server.service import enrolment
-
-    enrolment.revoke(open_context(db, data_dir), operator(), name, client)
+    connect().revoke_client(name, client)
     out.print(f"Client {client} of {name} is revoked.")
 
 
 @app.command()
-def rotate(name: Federation, client: Client, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def rotate(connect: Connect, name: Federation, client: Client) -> None:
     """Print a new token for a client; the old one ends at once."""
-    from server.service import enrolment
-
-    typer.echo(enrolment.rotate(open_context(db, data_dir), operator(), name, client).token)
+    typer.echo(connect().rotate_client(name, client).token)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db
+from server.commands.arguments import DATA, DataDir, Db, NoServer
 from server.commands.output import out
 from server.commands.place import open_database
 
@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="The database.")
 
 
 @app.command()
-def upgrade(data_dir: DataDir = DATA, db: Db = None) -> None:
+def upgrade(data_dir: DataDir = DATA, db: Db = None, _server: NoServer = None) -> None:
     """Bring the database's schema to this program's version."""
     from server.store import schema
 
@@ -22,7 +22,12 @@ def upgrade(data_dir: DataDir = DATA, db: Db = None) -> None:
 
 
 @app.command()
-def backup(file: Annotated[Path, typer.Argument(help="A new file.")], data_dir: DataDir = DATA, db: Db = None) -> None:
+def backup(
+    file: Annotated[Path, typer.Argument(help="A new file.")],
+    data_dir: DataDir = DATA,
+    db: Db = None,
+    _server: NoServer = None,
+) -> None:
     """Copy the embedded database to a file while the coordinator runs."""
     from server.store import backup
 

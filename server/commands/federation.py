@@ -1,29 +1,36 @@
 """`distrans-server federation`: create, list, show, and the changes of state."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from server.commands.arguments import DATA, DataDir, Db, Federation, Json
-from server.commands.output import out, percent, print_federation, print_json, print_table
-from server.commands.place import open_context, operator
+from server.commands.arguments import Federation, Json
+from server.commands.output import federation_lines, out, percent, print_federation, print_json, print_table
+from server.commands.place import Connect, on_coordinator
+from server.commands.watch import watch
 from shared.problems import DistransError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from server.commands.coordinator import Coordinator
+    from shared.schemas import FederationView
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, look at, start, pause, resume, cancel, roll back, export and import federations.",
+    help="Create, look at, start, pause, resume, cancel, roll back, delete, export and import federations.",
 )
 
 
 @app.command()
+@on_coordinator
 def create(
+    connect: Connect,
     plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML file.")] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a commented plan and exit.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Initial weights, for model.weights = 'file'.")] = None,
-    data_dir: DataDir = DATA,
-    db: Db = None,
 ) -> None:
     """Create a federation from a plan."""
     from server.example_plan import EXAMPLE_PLAN
@@ -40,18 +47,15 @@ def create(
         raise DistransError(f"{plan} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise DistransError(f"{plan} is not a text in UTF-8.") from error
-    from server.service import federations
-
-    federations.create(open_context(db, data_dir), operator(), parsed, weights)
-    out.print(f"Federation {parsed.name} created. Next: distrans-server invite {parsed.name}")
+    connect().create(parsed, weights)
+    out.print(f"Federation {parsed.name} created. Next: distrans-server invite create {parsed.name}")
 
 
 @app.command("list")
-def list_(data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> None:
+@on_coordinator
+def list_(connect: Connect, as_json: Json = False) -> None:
     """All federations."""
-    from server.service import federations
-
-    views = federations.list_all(open_context(db, data_dir))
+    views = connect().federations()
     if as_json:
         print_json(views)
         return
@@ -70,25 +74,45 @@ def list_(data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> Non
 
 
 @app.command()
-def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Json = False) -> None:
+@on_coordinator
+def show(
+    connect: Connect,
+    name: Federation,
+    as_json: Json = False,
+    follow: Annotated[
+        bool, typer.Option("--watch", help="Keep looking until the federation has ended; in a pipe, a line per change.")
+    ] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, max=3600, help="With --watch: seconds between two looks.")
+    ] = 2.0,
+) -> None:
     """One federation, with its clients and its latest rounds."""
-    from server.service import enrolment, federations, reports
-
-    ctx = open_context(db, data_dir)
-    view = federations.show(ctx, name)
+    at = connect()
     if as_json:
-        typer.echo(view.model_dump_json(indent=2))
-        return
-    print_federation(view)
+        typer.echo(at.federation(name).model_dump_json(indent=2))
+    elif follow:
+        watch(lambda: at.federation(name), lambda view: _shown(at, view), interval_s)
+    else:
+        view = at.federation(name)
+        print_federation(view)
+        for table in _tables(at, view):
+            print_table(table)
+
+
+def _shown(at: "Coordinator", view: "FederationView") -> "list[RenderableType]":
+    return [*federation_lines(view), *_tables(at, view)]
+
+
+def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
+    """The clients of a federation and its latest rounds."""
     clients = Table("client", "state", "images", "device", "last seen")
-    for client in enrolment.clients_of(ctx, name):
-        silent_s = max(0, ctx.clock() - client.last_seen_at)
+    for client in at.clients(view.name):
+        silent_s = max(0, at.now() - client.last_seen_at)
         images = str(sum(client.class_counts.values()))
         clients.add_row(client.name, client.state, images, client.device, f"{silent_s:.0f} s ago")
-    print_table(clients)
     rounds = Table("round", "state", "updates", "accuracy of its model", "reason")
     last = view.round.number if view.round else view.latest_model
-    for round_ in reports.rounds(ctx, name, None, max(0, last - 10), 20):
+    for round_ in at.rounds(view.name, max(0, last - 10), 20):
         rounds.add_row(
             str(round_.number),
             round_.state,
@@ -96,51 +120,65 @@ def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Jso
             percent(round_.evaluation.accuracy if round_.evaluation else None),
             round_.waiting_for or round_.reason,
         )
-    print_table(rounds)
-
-
-def _change(action: str, name: str, data_dir: Path, db: str | None) -> None:
-    from server.service import federations
-
-    ctx = open_context(db, data_dir)
-    getattr(federations, action)(ctx, operator(), name)
-    print_federation(federations.show(ctx, name))
+    return [clients, rounds]
 
 
 @app.command()
-def start(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def start(connect: Connect, name: Federation) -> None:
     """Begin, as soon as enough sites have joined."""
-    _change("start", name, data_dir, db)
+    print_federation(connect().change(name, "start"))
 
 
 @app.command()
-def pause(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def pause(connect: Connect, name: Federation) -> None:
     """Pause. No deadline passes until it is resumed."""
-    _change("pause", name, data_dir, db)
+    print_federation(connect().change(name, "pause"))
 
 
 @app.command()
-def resume(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def resume(connect: Connect, name: Federation) -> None:
     """Go on after a pause."""
-    _change("resume", name, data_dir, db)
+    print_federation(connect().change(name, "resume"))
 
 
 @app.command()
+@on_coordinator
 def rollback(
+    connect: Connect,
     name: Federation,
-    to: Annotated[int, typer.Option(help="The round whose model to go back to; 0 is the start.", min=0)],
-    data_dir: DataDir = DATA,
-    db: Db = None,
+    to: Annotated[int, typer.Option(help="The round whose model to go back to; 0 is the start.", min=0, max=2**31 - 1)],
 ) -> None:
     """Publish an older model again, and pause; the rounds in between stay in the history."""
-    from server.service import federations, models
-
-    ctx = open_context(db, data_dir)
-    models.roll_back(ctx, operator(), name, to)
-    print_federation(federations.show(ctx, name))
+    print_federation(connect().rollback(name, to))
 
 
 @app.command()
-def cancel(name: Federation, data_dir: DataDir = DATA, db: Db = None) -> None:
+@on_coordinator
+def cancel(connect: Connect, name: Federation) -> None:
     """End for good; the models stay."""
-    _change("cancel", name, data_dir, db)
+    print_federation(connect().change(name, "cancel"))
+
+
+@app.command()
+@on_coordinator
+def delete(
+    connect: Connect,
+    name: Federation,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; for scripts.")] = False,
+) -> None:
+    """Delete a federation that is not running or paused, with its models, history and clients. There is no way back."""
+    at = connect()
+    view = at.federation(name)
+    if not yes and view.state not in ("running", "paused"):  # those are refused
+        out.print(
+            f"This deletes {name} for good: its models, its history ({view.rounds_done} rounds done) and its clients "
+            f"({view.clients} active), whose tokens end.",
+            highlight=False,
+        )
+        if (typed := typer.prompt("Type its name to confirm")) != name:
+            raise DistransError(f"{typed!r} is not {name!r}.", next_step="Nothing was deleted.")
+    at.delete(name)
+    out.print(f"Federation {name} is deleted.")

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,13 +39,19 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def print_federation(view: "FederationView") -> None:
     """A federation in a few lines."""
+    for line in federation_lines(view):
+        out.print(line, highlight=False)
+
+
+def federation_lines(view: "FederationView") -> list[str]:
+    """A federation and what it waits for."""
     accuracy = "" if view.best_accuracy is None else f", best accuracy {percent(view.best_accuracy)}"
     heterogeneity = "" if view.dh is None else f", DH {percent(view.dh, 0)}"
-    out.print(
-        f"{view.name}: {view.state}, {view.rounds_done} of {view.rounds_total} rounds, {view.clients} clients"
-        f"{heterogeneity}{accuracy}",
-        highlight=False,
-    )
-    for line in (view.waiting_for, view.reason):
-        if line:
-            out.print(f"  {line}", highlight=False)
+    rounds = f"{view.rounds_done} of {view.rounds_total} rounds"
+    headline = f"{view.name}: {view.state}, {rounds}, {view.clients} clients{heterogeneity}{accuracy}"
+    return [headline, *(f"  {line}" for line in (view.waiting_for, view.reason) if line)]
+
+
+def when(at: float) -> str:
+    """A moment, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -3,14 +3,23 @@
 import atexit
 import os
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from server.commands.arguments import DATA
+from server.commands.arguments import DATA, AdminTokenFile, AllowInsecureHttp, CaFile, DataDir, Db, Server
+from shared.problems import DistransError
 
 if TYPE_CHECKING:
+    from server.commands.coordinator import Coordinator
     from server.service.context import Actor, Context
     from server.store.session import Database
+
+
+Connect = Callable[[], "Coordinator"]  # opens the coordinator that a command works on
 
 
 def url_of(db: str | None, data_dir: Path) -> str:
@@ -37,6 +46,52 @@ def open_context(db: str | None, data_dir: Path) -> "Context":
     database = open_database(db, data_dir)
     require_current(database, upgrade_command(db, data_dir))
     return Context(database)
+
+
+def on_coordinator(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say where it works; its first argument opens the coordinator there."""
+    own = list(signature(command).parameters.values())[1:]
+    place = signature(_open).parameters.values()
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        where = {parameter.name: options.pop(parameter.name) for parameter in place if parameter.name in options}
+        with ExitStack() as stack:
+            command(lambda: stack.enter_context(_open(**where)), *arguments, **options)
+
+    every = [*own, *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in place)]
+    run.__signature__ = Signature(every)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    del run.__wrapped__  # or typer would look at that
+    return run
+
+
+@contextmanager
+def _open(
+    data_dir: DataDir = DATA,
+    db: Db = None,
+    server: Server = None,
+    admin_token_file: AdminTokenFile = None,
+    ca_file: CaFile = None,
+    allow_insecure_http: AllowInsecureHttp = False,
+) -> "Iterator[Coordinator]":
+    """The coordinator on this database or, with `server`, at that address."""
+    if server is None:
+        from server.commands.local import LocalCoordinator
+
+        yield LocalCoordinator(open_context(db, data_dir), operator())
+        return
+    if db is not None and db != os.environ.get("DISTRANS_DB"):
+        raise DistransError(
+            "--server and --db exclude each other.", next_step="Leave out --db, or unset DISTRANS_SERVER."
+        )
+    from server.commands.remote import RemoteCoordinator, admin_token
+    from shared.http.outgoing import Target
+
+    target = Target(server, None if ca_file is None else str(ca_file), allow_insecure_http)
+    target.check()
+    with closing(RemoteCoordinator(target, admin_token(admin_token_file))) as coordinator:
+        yield coordinator
 
 
 def upgrade_command(db: str | None, data_dir: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db
+from server.commands.arguments import DATA, DataDir, Db, NoServer
 from server.commands.output import out
 from server.commands.place import open_database, upgrade_command, url_of
 from shared.command_line import ended_by_interrupts
@@ -19,6 +19,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8400,
     data_dir: DataDir = DATA,
     db: Db = None,
+    _server: NoServer = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of processes that answer requests.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the key.")] = None,
@@ -28,6 +29,12 @@ def serve(
     keep_round_uploads: Annotated[
         int, typer.Option(min=0, help="Finished rounds of each federation whose uploads are kept.")
     ] = 1,
+    keep_models: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Newest models of each federation that are kept, besides the first and the best (0 = all)."
+        ),
+    ] = 0,
     root_path: Annotated[
         str, typer.Option(envvar="DISTRANS_ROOT_PATH", help="Prefix that a proxy serves it under, like /federated.")
     ] = "",
@@ -79,7 +86,7 @@ def serve(
         db_url=url_of(db, data_dir),
         admin_token=token,
         scrape_token=secret("DISTRANS_SCRAPE_TOKEN"),
-        retention=Retention(keep_round_uploads=keep_round_uploads),
+        retention=Retention(keep_round_uploads=keep_round_uploads, keep_models=keep_models),
         **more,
     )
     tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None

@@ -19,7 +19,7 @@ from server.core.aggregation import RoundFold, blame, first_nonfinite, peak_of, 
 from server.core.rounds import Fail
 from server.service.context import Context, facts_of, half_of, load_roster
 from server.service.isolation import Isolation, is_storage_failure
-from server.service.models import drop_old_states, note_accuracy
+from server.service.models import blob_of, drop_old_states, note_accuracy
 from server.service.progress import advance, fail_round
 from server.service.tensors import load_part, load_tensors
 from server.service.uptime import uptime
@@ -160,8 +160,9 @@ class Aggregator:
         ctx, facts = self._ctx, facts_of(round_.facts)
         with ctx.db.read() as session:
             base = session.get_one(Model, (federation.id, round_.base_model))
+            base_id = blob_of(session, base)
         private = load_tensors(ctx.db, base.private_blob_id) if base.private_blob_id else {}
-        previous = ServerState(load_tensors(ctx.db, base.blob_id), private)
+        previous = ServerState(load_tensors(ctx.db, base_id), private)
         state = fold.finish(previous, self._uploads(round_.id, roster), roster, facts)
         _refuse_nonfinite(federation, state, roster, facts)
         self._on_stage("before-store")

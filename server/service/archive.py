@@ -20,6 +20,7 @@ from server.core.rounds import ENDED, FederationState
 from server.service import reports
 from server.service.context import Actor, Context, client_record, facts_of, half_of, load_roster, plan_of, record
 from server.service.federations import load, show
+from server.service.models import blob_of
 from server.service.progress import latest_model
 from server.service.tasks import serving_basis
 from server.store import blobs
@@ -31,6 +32,7 @@ from shared.problems import WireError
 from shared.wire import Spec, decode, encode
 
 FORMAT = 1
+_SEEDED = {"initial_offset"}  # follows from the plan and the client's name; what became of it only the site knows
 _MAX_FILE_BYTES = 8 * 1024**3
 Parsed = TypeVar("Parsed", bound=BaseModel)
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -106,6 +108,7 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
     with ctx.db.read() as session:
         federation = load(session, name)
         model = latest_model(session, federation)
+        model_id = blob_of(session, model)
         facts_json, roster_json = serving_basis(session, federation)
         names = {row.id for row in load_roster(roster_json)}
         query = select(Client).where(Client.federation_id == federation.id).order_by(Client.joined_at)
@@ -135,11 +138,11 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
     yield "plan.json", plan_of(federation.plan).model_dump_json(indent=2).encode()
     yield "history.csv", "".join(reports.metrics_csv(ctx, name, None)).encode()
     yield "history.json", json.dumps(rounds, indent=2).encode()
-    yield "model.safetensors", blobs.read_all(ctx.db, model.blob_id)
+    yield "model.safetensors", blobs.read_all(ctx.db, model_id)
     half, roster, facts = half_of(federation.plan), load_roster(roster_json), facts_of(facts_json)
     for client_name, client in sorted(clients.items()):
         tensors = half.personal(ServerState({}, private), client, roster, facts)
-        if tensors:
+        if tensors.keys() - _SEEDED:
             yield f"offsets/{client_name}.safetensors", encode(tensors)
 
 

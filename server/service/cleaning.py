@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from sqlalchemy import case, delete, exists, func, or_, select, update
 from sqlalchemy.sql.dml import UpdateBase
 
+from server.service import deletion
 from server.service.context import Context
+from server.service.models import drop_old_models
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.tables import Blob, Invite, Model, Personal, Round, Transfer, Update
@@ -22,6 +24,7 @@ class Retention:
     """How long things are kept that are no longer needed."""
 
     keep_round_uploads: int = 1  # the newest finished rounds of each federation whose uploads stay
+    keep_models: int = 0  # the newest models of each federation that stay, besides the first and the best; 0: all
     resumable_s: float = 24 * 3600.0  # a resumable upload after it was interrupted
     torn_s: float = 600.0  # a torn PUT whose process died
     garbage_s: float = 3600.0  # a blob that nothing refers to
@@ -68,6 +71,10 @@ class Cleaner:
                         return removed
                     tried.add(blob_id)
                     removed += _let_go(ctx, blob_id, unlink)
+        deletion.finish(ctx, self._stop)
+        for federation_id in _with_old_models(ctx, self._retention):
+            while not self._stop.wait(_PAUSE_S) and drop_old_models(ctx, federation_id, self._retention.keep_models):
+                removed += 1
         for blob_id in self._blobs.garbage(_orphans(ctx)):
             if self._stop.wait(_PAUSE_S):
                 return removed
@@ -149,6 +156,16 @@ def _old_personals(ctx: Context, _retention: Retention) -> _Garbage:
     with ctx.db.read() as session:
         ids = session.execute(old.limit(_BATCH)).scalars().all()
     return [(blob_id, delete(Personal).where(Personal.blob_id == blob_id)) for blob_id in ids]
+
+
+def _with_old_models(ctx: Context, retention: Retention) -> Sequence[int]:
+    """Federations that may have more models than are to be kept."""
+    if not retention.keep_models:
+        return []
+    has_more = func.count() > retention.keep_models
+    query = select(Model.federation_id).where(Model.blob_id.is_not(None)).group_by(Model.federation_id).having(has_more)
+    with ctx.db.read() as session:
+        return session.execute(query).scalars().all()
 
 
 def _orphans(ctx: Context) -> Sequence[str]:

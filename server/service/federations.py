@@ -70,7 +70,7 @@ def _taken(name: str) -> Conflict:
 
 def load(session: Session, name: str, *, lock: bool = False) -> Federation:
     """The federation of this name; `lock` holds its row until the transaction ends."""
-    query = select(Federation).where(Federation.name == name)
+    query = select(Federation).where(Federation.name == name, Federation.deleted_at.is_(None))
     federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
     if federation is None:
         # Only the operator gets here with a name of choice; a client may look at its own federation alone.
@@ -225,7 +225,7 @@ def summarise(
 def list_all(ctx: Context, only: int | None = None) -> list[FederationView]:
     """All federations, or the one that a client belongs to, without their plans."""
     with ctx.db.read() as session:
-        query = select(Federation).order_by(Federation.name)
+        query = select(Federation).where(Federation.deleted_at.is_(None)).order_by(Federation.name)
         if only is not None:
             query = query.where(Federation.id == only)
         rows = session.execute(query).scalars().all()

@@ -1,14 +1,17 @@
-"""Global models: which server states are kept, which model is best, and rolling back to an older one."""
+"""Global models: which of them, and of their server states, are kept; which is best; rolling back to an older one."""
+
+from collections.abc import Sequence
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from server.core.errors import Conflict
+from server.core.errors import Conflict, Gone
 from server.service.context import Actor, Context, record
 from server.service.federations import load
 from server.service.history import pooled_accuracy
 from server.service.progress import base_of, hold, latest_model, round_under_way
 from server.store import blobs
+from server.store.session import LOCK
 from server.store.tables import Federation, Model, Round
 
 KEPT_STATES = 5  # the newest models of each federation whose private server state is kept
@@ -20,6 +23,50 @@ def drop_old_states(session: Session, federation: Federation) -> None:
     for model in session.execute(query.order_by(Model.number.desc()).offset(KEPT_STATES)).scalars().all():
         blob_id, model.private_blob_id, model.private_dropped = model.private_blob_id, None, True
         blobs.drop(session, str(blob_id))  # unless a model that was rolled back to shares it
+
+
+def blob_of(session: Session, model: Model) -> str:
+    """The blob of a model whose bytes are kept; Gone, with those that are, when they were dropped."""
+    if model.blob_id is None:
+        query = select(Model.number).where(Model.federation_id == model.federation_id, Model.blob_id.is_not(None))
+        raise Gone(
+            "model-dropped",
+            f"Model {model.number} is no longer kept; its history is.",
+            next_step=f"These are kept: {_listed(session.execute(query.order_by(Model.number)).scalars().all())}.",
+        )
+    return model.blob_id
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ("… " if len(numbers) > 20 else "") + ", ".join(map(str, numbers[-20:]))
+
+
+def droppable(session: Session, federation: Federation, keep: int) -> list[Model]:
+    """The models whose bytes are no longer needed, oldest first.
+
+    All but the newest `keep`, the first and the best one; the newest two always stay, because agents may still be
+    fetching the one before. A model that shares its bytes with one of these, because it was rolled back to, stays as
+    well: dropping it would free nothing.
+    """
+    query = select(Model).where(Model.federation_id == federation.id, Model.blob_id.is_not(None))
+    models = session.execute(query.order_by(Model.number)).scalars().all()
+    kept = {model.number for model in (*models[:1], *models[-max(keep, 2) :])} | {federation.best_model}
+    in_use = {model.blob_id for model in models if model.number in kept}
+    return [model for model in models if model.blob_id not in in_use]
+
+
+def drop_old_models(ctx: Context, federation_id: int, keep: int) -> bool:
+    """Drop the bytes of the oldest model that is no longer needed, in a short transaction; False when there is none."""
+    with ctx.db.write() as session:
+        federation = session.get(Federation, federation_id, with_for_update=LOCK)  # a rollback may be under way
+        found = droppable(session, federation, keep) if federation is not None else []
+        for model in [model for model in found if model.blob_id == found[0].blob_id]:
+            blob_ids = model.blob_id, model.private_blob_id
+            model.blob_id, model.private_blob_id = None, None
+            model.private_dropped = model.private_dropped or blob_ids[1] is not None
+            for blob_id in filter(None, blob_ids):
+                blobs.drop(session, blob_id)
+        return bool(found)
 
 
 def note_accuracy(session: Session, federation: Federation, model_number: int) -> None:
@@ -36,7 +83,7 @@ def note_accuracy(session: Session, federation: Federation, model_number: int) -
 def _is_copy(session: Session, federation: Federation, number: int) -> bool:
     """Whether a model was published by a rollback, so that its accuracy has counted before."""
     base = base_of(session, federation, number)
-    query = select(Model.blob_id).where(Model.federation_id == federation.id, Model.number.in_([number, base]))
+    query = select(Model.rounds_done).where(Model.federation_id == federation.id, Model.number.in_([number, base]))
     return base is not None and len(set(session.execute(query).scalars())) == 1
 
 
@@ -94,19 +141,19 @@ def roll_back(ctx: Context, actor: Actor, name: str, to: int) -> None:
 def _target(session: Session, federation: Federation, number: int) -> Model:
     newest = latest_model(session, federation).number
     query = select(Model).where(Model.federation_id == federation.id, Model.number < newest)
-    older = session.execute(query.order_by(Model.number)).scalars().all()
-    possible = [model for model in older if not model.private_dropped]
-    chosen = next((model for model in possible if model.number == number), None)
-    if chosen is not None:
-        return chosen
+    older = {model.number: model for model in session.execute(query.order_by(Model.number)).scalars()}
+    possible = [model.number for model in older.values() if model.blob_id is not None and not model.private_dropped]
+    if number in possible:
+        return older[number]
+    next_step = f"Choose one of: {_listed(possible)}." if possible else "There is no older model to go back to."
+    if number in older and older[number].blob_id is None:
+        raise Gone("model-dropped", f"Model {number} is no longer kept; its history is.", next_step=next_step)
     if number == newest:
         cause = f"Model {number} is the newest one already."
-    elif any(model.number == number for model in older):
+    elif number in older:
         cause = f"The server state that belongs to model {number} is no longer kept."
     else:
         cause = f"Federation {federation.name!r} has no model {number}."
-    numbers = ", ".join(str(model.number) for model in possible[-20:])
-    next_step = f"Choose one of: {numbers}." if numbers else "There is no older model to go back to."
     raise Conflict("no-rollback", cause, next_step=next_step)
 
 

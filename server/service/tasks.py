@@ -20,6 +20,7 @@ from server.service.context import (
 )
 from server.service.enrolment import Identity, refuse_outdated
 from server.service.federations import load
+from server.service.models import blob_of
 from server.service.progress import active_clients, latest_model, round_under_way, upload_time_left, waiting_for
 from server.service.shared_loads import SharedLoads
 from server.service.tensors import load_tensors
@@ -87,7 +88,7 @@ def _open_part(session: Session, identity: Identity, round_: Round | None) -> Ro
 
 
 def _pointer(session: Session, federation: Federation, model: Model) -> ModelPointer:
-    blob = session.get_one(Blob, model.blob_id)
+    blob = session.get_one(Blob, blob_of(session, model))
     return ModelPointer(
         number=model.number,
         url=f"/v1/federations/{federation.name}/model?round={model.number}",
@@ -125,7 +126,7 @@ def _model_blob(session: Session, federation_id: int, number: int) -> Blob:
     model = session.get(Model, (federation_id, number))
     if model is None:
         raise NotFound("no-such-model", f"There is no model {number}.", next_step="Rounds that failed made none.")
-    return session.get_one(Blob, model.blob_id)
+    return session.get_one(Blob, blob_of(session, model))
 
 
 def round_personal(ctx: Context, identity: Identity, round_id: int) -> Blob:

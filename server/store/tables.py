@@ -90,6 +90,7 @@ class Federation(Base):
     stale_rounds: Mapped[int] = mapped_column(default=0)
     due_uptime: Mapped[float | None] = mapped_column(Float, index=True)  # when what it waits for is overdue
     held_s: Mapped[float | None] = mapped_column(Float)  # what was left until then when it was paused
+    deleted_at: Mapped[float | None] = mapped_column(Float)  # nobody sees it any more; its rows are being removed
     version: Mapped[int] = mapped_column(BigInteger, default=0)  # grows when long polls should look again
 
 
@@ -112,6 +113,9 @@ class Client(Base):
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
     name: Mapped[str] = mapped_column(String(64))
     token_hash: Mapped[str] = mapped_column(String(64))
+    next_token_hash: Mapped[str | None] = mapped_column(String(64))  # takes the place of the first when it is used
+    token_generation: Mapped[int] = mapped_column(default=0, server_default="0")  # grows when tokens end at once
+    attempt_hash: Mapped[str | None] = mapped_column(String(64))  # who may repeat the join; until it authenticates
     certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
     class_counts: Mapped[str] = mapped_column(Text)
     held_out_images: Mapped[int | None]  # None: the agent is of an older release
@@ -123,7 +127,7 @@ class Client(Base):
 
 
 class Invite(Base):
-    """Lets one site join, once."""
+    """Lets one site join, once; with the same attempt again until its client has authenticated."""
 
     __tablename__ = "invites"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -131,17 +135,22 @@ class Invite(Base):
     token_hash: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
+    note: Mapped[str] = mapped_column(String(200), default="", server_default="")  # for the operator alone
+    revoked_at: Mapped[float | None] = mapped_column(Float)
     used_at: Mapped[float | None] = mapped_column(Float)
     used_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 
 class Model(Base):
-    """A global model: number 0 is θ⁰, number n came out of round n. The newest few keep their private server state."""
+    """A global model: number 0 is θ⁰, number n came out of round n. The newest few keep their private server state.
+
+    The bytes of old ones go when retention says so, the record stays.
+    """
 
     __tablename__ = "models"
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
+    blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     private_dropped: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it had one once
     rounds_done: Mapped[int] = mapped_column(default=0, server_default="0")  # that led to it

@@ -53,7 +53,7 @@ BEFORE = {
     "site-guide.md": """\
 sed -e 's/"digits"/"tiles"/' -e 's/^count.*/count = 1/' -e 's/^min_clients.*/min_clients = 1/' plan.toml > tiles.toml
 distrans-server federation create tiles.toml
-COORDINATOR=http://127.0.0.1:8400 INVITE=$(distrans-server invite tiles)
+COORDINATOR=http://127.0.0.1:8400 INVITE=$(distrans-server invite create tiles)
 distrans-server federation start tiles
 ln -s sites/site-001 tiles
 """,

@@ -50,6 +50,7 @@ classes = ["cat", "dog"]
 image = { channels = 1, height = 14, width = 14 }
 rounds = { count = 2, min_clients = 2 }
 """
+GROUPS = (("db",), ("federation",), ("invite",), ("client",), ("audit",))
 SIGNS_OF_A_CRASH = ("Traceback", 'File "')
 
 
@@ -160,12 +161,13 @@ class TestHelp:
                     "rollback",
                     "export",
                     "import",
+                    "delete",
                 )
             ),
-            ("invite",),
+            *(("invite", verb) for verb in ("create", "list", "revoke")),
             *(("client", verb) for verb in ("list", "revoke", "rotate")),
             *(("audit", verb) for verb in ("list", "export")),
-        } == {path for path in all_commands() if path not in ((), ("db",), ("federation",), ("client",), ("audit",))}
+        } == {path for path in all_commands() if path and path not in GROUPS}
 
     @pytest.mark.parametrize("path", list(all_commands()), ids=" ".join)
     def test_help(self, works: Callable[..., str], path: tuple[str, ...]) -> None:
@@ -207,7 +209,7 @@ class TestExamplePlan:
         (tmp_path / "plan.toml").write_text(works("federation", "create", "--example"))
         works("db", "upgrade")
         assert works("federation", "create", "plan.toml") == (
-            "Federation lung-nodules created. Next: distrans-server invite lung-nodules\n"
+            "Federation lung-nodules created. Next: distrans-server invite create lung-nodules\n"
         )
 
 
@@ -243,7 +245,12 @@ class TestDatabase:
         advice = "Name yours with --data-dir or --db; `distrans-server serve` creates a new one."
         for words in (
             *(("federation", "list"), ("federation", "show", "pets"), ("federation", "create", "plan.toml")),
-            *(("invite", "pets"), ("client", "list", "pets"), ("audit", "list"), ("audit", "export", "x.csv")),
+            *(
+                ("invite", "create", "pets"),
+                ("client", "list", "pets"),
+                ("audit", "list"),
+                ("audit", "export", "x.csv"),
+            ),
         ):
             assert refuses(*words) == f"There is no database at distrans-data/distrans.db. {advice}"
         assert refuses("federation", "list", "--data-dir", "else where").startswith(
@@ -255,7 +262,7 @@ class TestDatabase:
     def test_an_empty_one_is_refused(self, refuses: Callable[..., str], empty_db_url: str) -> None:
         if empty_db_url.startswith("sqlite"):
             Path(empty_db_url.removeprefix("sqlite:///")).touch()
-        for words in (("federation", "list"), ("invite", "pets"), ("audit", "list")):
+        for words in (("federation", "list"), ("invite", "create", "pets"), ("audit", "list")):
             message = refuses(*words, "--db", empty_db_url)
             assert message == f"The database is empty. Run: distrans-server db upgrade --db {shlex.quote(empty_db_url)}"
 
@@ -348,7 +355,7 @@ class TestFederations:
             "  waiting for clients to join: 0 of at least 2; deadline in 7 days",
         ]
         for name in ("north", "south"):
-            join(pets, works("invite", "pets"), name)
+            join(pets, works("invite", "create", "pets"), name)
         view = FederationView.model_validate_json(works("federation", "show", "pets", "--json"))
         assert (view.state, view.clients, view.plan) == ("running", 2, parse_plan(PLAN))
         assert view.waiting_for is not None
@@ -470,7 +477,7 @@ class TestClients:
         self, works: Callable[..., str], refuses: Callable[..., str], pets: Context
     ) -> None:
         """Tokens stand alone on stdout, ready for a pipe."""
-        invite = works("invite", "pets", "--hours", "1")
+        invite = works("invite", "create", "pets", "--hours", "1")
         assert re.fullmatch(r"dti_[0-9a-f]{32}_[\w-]{43}\n", invite)
         old = join(pets, invite, "north", device="cuda:0")
         (view,) = [ClientView.model_validate(one) for one in json.loads(works("client", "list", "pets", "--json"))]
@@ -487,18 +494,18 @@ class TestClients:
             "Federation 'pets' has no client 'nobody'. Run: distrans-server client list FEDERATION"
         )
         assert refuses("client", "list", "atlantis").startswith("There is no federation 'atlantis'.")
-        assert refuses("invite", "atlantis").startswith("There is no federation 'atlantis'.")
+        assert refuses("invite", "create", "atlantis").startswith("There is no federation 'atlantis'.")
 
     def test_hours_out_of_range(self, command: Command) -> None:
         for hours in ("0", "9000", "soon"):
-            outcome = command("invite", "pets", "--hours", hours)
+            outcome = command("invite", "create", "pets", "--hours", hours)
             assert (outcome.code, outcome.out) == (2, "")
             assert "--hours" in outcome.err
 
     def test_what_a_site_says_of_itself_is_text(self, works: Callable[..., str], pets: Context) -> None:
         """Brackets and colons are not taken for colours, links or emoji, and cannot stop the listing."""
         device = "[/bold] [red]:skull:"
-        join(pets, works("invite", "pets"), "north", device=device)
+        join(pets, works("invite", "create", "pets"), "north", device=device)
         for words in (("client", "list", "pets"), ("federation", "show", "pets"), ("audit", "list")):
             out = works(*words)
             if words[0] != "audit":
@@ -512,7 +519,7 @@ class TestTables:
     DEVICE = "an accelerator with a name of just sixty-four printable letters."
 
     def test_are_whole_in_a_pipe(self, works: Callable[..., str], pets: Context) -> None:
-        join(pets, works("invite", "pets"), self.NAME, device=self.DEVICE)
+        join(pets, works("invite", "create", "pets"), self.NAME, device=self.DEVICE)
         works("federation", "start", "pets")
         (client,) = enrolment.clients_of(pets, "pets")
         for words, cells in (
@@ -529,7 +536,7 @@ class TestTables:
     def test_are_folded_on_a_terminal(
         self, works: Callable[..., str], pets: Context, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
-        join(pets, works("invite", "pets"), self.NAME, device=self.DEVICE)
+        join(pets, works("invite", "create", "pets"), self.NAME, device=self.DEVICE)
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", "80")
         list_clients("pets")
@@ -538,7 +545,7 @@ class TestTables:
         assert "".join(line.split("│")[1].strip() for line in lines if line.count("│") > 1) == self.NAME
 
     def test_as_json(self, works: Callable[..., str], pets: Context) -> None:
-        join(pets, works("invite", "pets"), self.NAME)
+        join(pets, works("invite", "create", "pets"), self.NAME)
         entries = json.loads(works("audit", "list", "--json"))
         assert [entry["action"] for entry in entries] == ["federation.create", "invite.create", "client.join"]
         assert entries[2]["actor"] == f"client:{self.NAME}"
@@ -547,7 +554,7 @@ class TestTables:
 
 class TestAudit:
     def test_list_and_export(self, works: Callable[..., str], pets: Context, tmp_path: Path) -> None:
-        join(pets, works("invite", "pets"), "north")
+        join(pets, works("invite", "create", "pets"), "north")
         listed = works("audit", "list")
         for action in ("federation.create", "invite.create", "client.join"):
             assert action in listed

@@ -78,6 +78,8 @@ ROUTES = [
     Route("POST", "/v1/federations/{name}/pause", ADMIN),
     Route("POST", "/v1/federations/{name}/resume", ADMIN),
     Route("POST", "/v1/federations/{name}/invites", ADMIN),
+    Route("GET", "/v1/federations/{name}/invites", ADMIN),
+    Route("DELETE", "/v1/federations/{name}/invites/{invite}", ADMIN),
     Route("GET", "/v1/join", INVITE),
     Route("POST", "/v1/join", INVITE, options={"json": {"name": "newcomer", "class_counts": {"cat": 1}}}),
     Route("GET", "/v1/federations/{name}/clients", MEMBER),
@@ -91,6 +93,7 @@ ROUTES = [
     Route("GET", "/v1/audit", ADMIN),
     Route("GET", "/v1/me", CLIENT),
     Route("PATCH", "/v1/me", CLIENT, options={"json": {"class_counts": {"cat": 3}, "held_out_images": 10}}),
+    Route("POST", "/v1/me/token", CLIENT),
     Route("GET", "/v1/task", CLIENT, "?wait=0"),
     Route("PUT", "/v1/models/{number}/evaluation", CLIENT, options={"json": MEASURED}),
     Route("GET", "/v1/rounds/{round_id}/model", ROUND),
@@ -105,6 +108,7 @@ ROUTES = [
     Route("DELETE", "/v1/me", CLIENT),
     Route("POST", "/v1/federations/{name}/rollback", ADMIN, options={"json": {"to": 0}}),
     Route("POST", "/v1/federations/{name}/cancel", ADMIN),
+    Route("DELETE", "/v1/federations/{name}", ADMIN, "?confirm=pets"),
 ]  # fmt: skip
 
 # What callers without a right token are told; `None` in the second table: they may.
@@ -175,11 +179,14 @@ class World:
 
     api: Api
     round_id: int
+    spare_invite: str  # its id
     headers: dict[str, str | None]  # Authorization, by caller
 
     def send(self, route: Route, caller: str) -> httpx.Response:
         """The route's request with this caller's credentials."""
-        path = route.path.format(name="pets", round_id=self.round_id, client="south", number=0)
+        path = route.path.format(
+            name="pets", round_id=self.round_id, client="south", number=0, invite=self.spare_invite
+        )
         options = dict(route.options)
         authorization = self.headers[caller]
         headers = dict(options.pop("headers", {}))
@@ -247,7 +254,7 @@ def build_world(api: Api) -> World:
     }
     headers: dict[str, str | None] = {caller: f"Bearer {token}" for caller, token in tokens.items()}
     headers |= {"nobody": None, "another scheme": f"Basic {north}", "letters that are not ASCII": "Bearer dtc_é_ü"}
-    return World(api, under_way.id, headers)
+    return World(api, under_way.id, api.admin("POST", "/v1/federations/pets/invites")["id"], headers)
 
 
 @pytest.fixture(scope="module", params=KINDS)

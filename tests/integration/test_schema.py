@@ -162,6 +162,14 @@ class TestSchema:
                 "1 values of federations.reason_detail",
             ),
             ("0004", "UPDATE rounds SET state = 'open'", "the deadlines of 1 rounds under way"),
+            ("0006", "UPDATE federations SET deleted_at = 1", "bring back 1 federations"),
+            (
+                "0006",
+                "INSERT INTO invites (id, federation_id, token_hash, created_at, expires_at, revoked_at)"
+                " SELECT 'x', id, '', 0, 0, 1 FROM federations",
+                "make 1 revoked invites valid again",
+            ),
+            ("0006", "UPDATE models SET blob_id = NULL", "need the bytes of 1 models"),
             ("0003", "INSERT INTO coordinator (place, id) VALUES (1, 'x')", "the identity that marks the prefix"),
         ],
     )

@@ -107,6 +107,17 @@ class TestArchive:
         exported = safetensors.torch.load((target / "offsets/north.safetensors").read_bytes())
         assert exported["offset"].equal(safetensors.torch.load(blobs.read_all(desk.db, served.id))["offset"])
 
+    def test_leaves_out_offsets_that_only_the_sites_know(self, clean_db: Database, tmp_path: Path) -> None:
+        """Under the default preset the coordinator sends a start that follows from the plan, and never sees more."""
+        desk = Desk(clean_db, small_plan(preset="learned-offset", rounds={"count": 5, "min_clients": 2}))
+        self.run_rounds(desk, [desk.join("north"), desk.join("south")], range(1, 2))
+        target = archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
+        assert not (target / "offsets").exists()
+        (target / "offsets").mkdir()  # as older releases wrote it
+        (target / "offsets" / "north.safetensors").write_bytes(encode({"initial_offset": torch.zeros(1, 14, 14)}))
+        archive.restore(desk.ctx, OPERATOR, target, "copy")
+        assert federations.show(desk.ctx, "copy").latest_model == 1
+
     def test_finished_stays_finished(self, clean_db: Database, tmp_path: Path) -> None:
         desk = Desk(clean_db, fedavg_plan(count=1))
         desk.run_round({desk.join("north"): 1})

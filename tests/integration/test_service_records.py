@@ -24,7 +24,7 @@ from support.service import (
 )
 
 from server.core.errors import Conflict, Gone, InvalidInput, NotFound
-from server.service import audit, cleaning, enrolment, evaluations, federations, reports, tasks
+from server.service import audit, cleaning, enrolment, evaluations, federations, models, reports, tasks
 from server.service.cleaning import Cleaner, Retention
 from server.service.context import Actor, Context, facts_of, load_roster, record
 from server.service.enrolment import Identity
@@ -186,6 +186,57 @@ class TestRetention:
         assert unreferenced_blobs(desk.db) == set()
         assert [model.number for model in desk.models()] == [0, 1, 3]
         assert [len(row.uploads) for row in reports.rounds(desk.ctx, desk.name, None, 0, 10)] == [2, 1, 2, 1]
+
+    @pytest.mark.parametrize(
+        ("keep", "expected"),
+        [(0, [0, 1, 2, 3, 4, 5, 6]), (1, [0, 2, 5, 6]), (3, [0, 2, 4, 5, 6]), (99, list(range(7)))],
+    )
+    def test_keeps_the_newest_models_the_first_and_the_best(
+        self, clean_db: Database, keep: int, expected: list[int]
+    ) -> None:
+        desk = Desk(clean_db, fedavg_plan(count=9))
+        north = desk.join("north")
+        for number in range(6):
+            evaluations.submit(desk.ctx, north, number, measured(9 if number == 2 else 5))
+            desk.run_round({north: number})
+        bits = {number: desk.bits(number) for number in expected}
+        Cleaner(desk.ctx, Retention(keep_models=keep)).clean()
+        assert [model.number for model in desk.models() if model.blob_id is not None] == expected
+        assert {number: desk.bits(number) for number in expected} == bits
+        assert unreferenced_blobs(desk.db) == set()
+        assert len(reports.rounds(desk.ctx, desk.name, None, 0, 10)) == 7, "the history stays"
+        for number in sorted(set(range(7)) - set(expected)):
+            error = refused(Gone, "model-dropped", lambda wanted=number: desk.model(wanted))
+            kept = ", ".join(map(str, expected))
+            assert str(error) == f"Model {number} is no longer kept; its history is. These are kept: {kept}."
+            error = refused(
+                Gone, "model-dropped", lambda to=number: models.roll_back(desk.ctx, OPERATOR, desk.name, to)
+            )
+            assert str(error).endswith(f"Choose one of: {', '.join(map(str, expected[:-1]))}.")
+        models.roll_back(desk.ctx, OPERATOR, desk.name, 2)
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        desk.run_round({north: 7})
+
+    def test_keeps_a_model_that_was_rolled_back_to(self, clean_db: Database) -> None:
+        """It shares its bytes with the newest one; that the rollback counts no round is known without the bytes."""
+        desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 9}))
+        north = desk.join("north")
+        for seed in range(3):
+            evaluations.submit(desk.ctx, north, seed, measured(5))
+            desk.run_round({north: seed})
+        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        federations.resume(desk.ctx, OPERATOR, desk.name)
+        Cleaner(desk.ctx, Retention(keep_models=1)).clean()
+        assert [model.number for model in desk.models() if model.blob_id is not None] == [0, 1, 3, 5]
+        for seed in range(2):
+            desk.run_round({north: seed})
+        Cleaner(desk.ctx, Retention(keep_models=1)).clean()
+        assert [model.number for model in desk.models() if model.blob_id is not None] == [0, 6, 7]
+        assert unreferenced_blobs(desk.db) == set()
+        with desk.db.read() as session:
+            federation = federations.load(session, desk.name)
+            copies = [number for number in range(8) if models._is_copy(session, federation, number)]
+        assert copies == [5]
 
     def test_counts_the_rounds_of_each_federation_by_themselves(self, clean_db: Database) -> None:
         clock = Clock()

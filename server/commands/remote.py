@@ -1,0 +1,207 @@
+"""A coordinator by its API: what commands with --server work on. Imports neither torch nor the database."""
+
+import sys
+import time
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from typing_extensions import override
+
+from server.commands.coordinator import Coordinator
+from shared.environment import secret
+from shared.http.outgoing import Target, explain, open_client, read_bounded
+from shared.plan import FederationPlan
+from shared.problems import DistransError
+from shared.schemas import (
+    AuditView,
+    ClientView,
+    FederationView,
+    InviteAnswer,
+    InviteRequest,
+    InviteView,
+    Problem,
+    RoundView,
+    TokenAnswer,
+)
+
+View = TypeVar("View", bound=BaseModel)
+Result = TypeVar("Result")
+_PAGE = 1000  # entries of the audit log that are asked for together
+# Errors whose next step the command line words for itself, see server.__main__; the API's is for programs.
+_OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
+
+
+class Unreachable(DistransError):
+    """The coordinator does not answer; it may later."""
+
+    code = "unreachable"
+
+
+class Refusal(DistransError):
+    """The coordinator refuses; `code` is its own."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail, next_step=None if problem.code in _OWN_WORDS else problem.next_step)
+        self.code = problem.code
+
+
+class RemoteCoordinator(Coordinator):
+    """Calls the API with the admin token."""
+
+    def __init__(self, target: Target, token: str) -> None:
+        self._http = open_client(target, token, "distrans-server")
+        self._now = time.time
+
+    def close(self) -> None:
+        """Hang up."""
+        self._http.close()
+
+    def _call(self, method: str, path: str, **options: Any) -> bytes:
+        try:
+            with self._http.stream(method, path, **options) as response:
+                content = read_bounded(response)
+        except httpx.HTTPError as error:
+            found = explain(error)
+            raise Unreachable(
+                f"The coordinator cannot be reached: {found.cause}.", next_step=found.next_step
+            ) from error
+        self._note_time(response)
+        if response.is_success:
+            return content
+        raise _refusal(response.status_code, content)
+
+    def _note_time(self, response: httpx.Response) -> None:
+        """Silences are measured by the coordinator's clock, which may differ from this machine's."""
+        try:
+            ahead_s = parsedate_to_datetime(response.headers.get("date", "")).timestamp() - time.time()
+        except ValueError:
+            return
+        self._now = lambda: time.time() + ahead_s
+
+    def _one(self, kind: type[View], method: str, path: str, **options: Any) -> View:
+        return _parsed(TypeAdapter(kind), self._call(method, path, **options))
+
+    def _many(self, kind: type[View], path: str, **params: Any) -> list[View]:
+        answer: TypeAdapter[list[View]] = TypeAdapter(list[kind])  # type: ignore[valid-type]  # known at run time
+        return _parsed(answer, self._call("GET", path, params=params))
+
+    @override
+    def now(self) -> float:
+        return self._now()
+
+    @override
+    def create(self, plan: FederationPlan, weights: Path | None) -> None:
+        if weights is not None:
+            raise DistransError(
+                "--weights needs the coordinator's database, which --server does not open.",
+                next_step="Create this federation on the coordinator's machine, without --server.",
+            )
+        self._call("POST", "/v1/federations", json=plan.model_dump(mode="json"))
+
+    @override
+    def federations(self) -> list[FederationView]:
+        return self._many(FederationView, "/v1/federations")
+
+    @override
+    def federation(self, name: str) -> FederationView:
+        return self._one(FederationView, "GET", _path(name))
+
+    @override
+    def clients(self, name: str) -> list[ClientView]:
+        return self._many(ClientView, _path(name, "clients"))
+
+    @override
+    def rounds(self, name: str, after: int, limit: int) -> list[RoundView]:
+        return self._many(RoundView, _path(name, "rounds"), after=after, limit=limit)
+
+    @override
+    def change(self, name: str, action: str) -> FederationView:
+        return self._one(FederationView, "POST", _path(name, action))
+
+    @override
+    def rollback(self, name: str, to: int) -> FederationView:
+        return self._one(FederationView, "POST", _path(name, "rollback"), json={"to": to})
+
+    @override
+    def delete(self, name: str) -> None:
+        self._call("DELETE", _path(name), params={"confirm": name})
+
+    @override
+    def invite(self, name: str, expires_in_s: float, note: str) -> InviteAnswer:
+        body = InviteRequest(expires_in_s=expires_in_s, note=note).model_dump()
+        return self._one(InviteAnswer, "POST", _path(name, "invites"), json=body)
+
+    @override
+    def invites(self, name: str) -> list[InviteView]:
+        return self._many(InviteView, _path(name, "invites"))
+
+    @override
+    def revoke_invite(self, name: str, invite: str) -> None:
+        self._call("DELETE", _path(name, "invites", invite))
+
+    @override
+    def revoke_client(self, name: str, client: str) -> None:
+        self._call("POST", _path(name, "clients", client, "revoke"))
+
+    @override
+    def rotate_client(self, name: str, client: str) -> TokenAnswer:
+        return self._one(TokenAnswer, "POST", _path(name, "clients", client, "rotate"))
+
+    @override
+    def audit(self, federation: str | None = None) -> Iterable[AuditView]:
+        chosen, last = {} if federation is None else {"federation": federation}, 0
+        while page := self._many(AuditView, "/v1/audit", after=last, limit=_PAGE, **chosen):
+            yield from page
+            last = page[-1].id
+
+
+def _path(*parts: str) -> str:
+    return "/v1/federations/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _parsed(adapter: TypeAdapter[Result], content: bytes) -> Result:
+    try:
+        return adapter.validate_json(content)
+    except ValidationError as error:
+        raise _foreign("what it answered is not what this release expects") from error
+
+
+def _refusal(status: int, content: bytes) -> DistransError:
+    try:
+        return Refusal(Problem.model_validate_json(content))
+    except ValidationError:
+        return _foreign(f"it answered {status}")
+
+
+def _foreign(why: str) -> DistransError:
+    return DistransError(
+        f"What answered is not a coordinator of this release: {why}.",
+        next_step="Check --server and proxies on the way; update whichever of the two programs is older.",
+    )
+
+
+def admin_token(file: Path | None) -> str:
+    """The admin token from --admin-token-file, the environment or a prompt; never from the command line."""
+    if file is not None:
+        try:
+            found: str | None = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise DistransError(f"--admin-token-file {file} cannot be read: {reason}.") from error
+    else:
+        found = secret("DISTRANS_ADMIN_TOKEN")
+    if found is None and sys.stdin.isatty():
+        import getpass
+
+        found = getpass.getpass("Admin token: ").strip()
+    if not found or not (found.isascii() and found.isprintable()):
+        raise DistransError(
+            "--server needs the coordinator's admin token." if not found else "The admin token is not a line of text.",
+            next_step="Set DISTRANS_ADMIN_TOKEN or DISTRANS_ADMIN_TOKEN_FILE, or pass --admin-token-file.",
+        )
+    return found

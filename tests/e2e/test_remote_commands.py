@@ -1,0 +1,293 @@
+"""`distrans-server` on a database and, with --server, on a running coordinator: the same output, the same errors."""
+
+import io
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from sqlalchemy import update
+from support.api import SocketApi, new_database
+from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, running
+from support.processes import LoggedProcess
+from support.service import Desk
+
+from server import __main__ as program
+from server.service import enrolment
+from server.service.context import Context
+from server.store.session import Database
+from server.store.tables import Client
+from shared.http.tls import Tls
+from shared.plan import parse_plan
+from shared.schemas import JoinRequest
+
+PLAN = """
+name = "{}"
+classes = ["cat", "dog"]
+image = {{ channels = 1, height = 14, width = 14 }}
+method = {{ name = "fedavg" }}
+rounds = {{ count = 2, min_clients = 1 }}
+"""
+SECRETS = re.compile(r"dt[ic]_[\w-]+|\b[0-9a-f]{32}\b")
+TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+ s ago|\d{10}\.\d+")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def comparable(self) -> "Outcome":
+        """Without what differs from run to run; cells are as wide as what stands in them."""
+        texts = (TIMES.sub("TIME", SECRETS.sub("SECRET", text)) for text in (self.out, self.err))
+        return Outcome(self.code, *(re.sub(r" +|[━─]+", " ", text) for text in texts))
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def db_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_database("sqlite", request, tmp_path_factory.mktemp("database"))
+
+
+@pytest.fixture(scope="module")
+def coordinator(db_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A real process on the database that the local commands open too."""
+    with running(db_url, tmp_path_factory.mktemp("data"), forked=True) as process:
+        yield process
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    for name in list(os.environ):
+        if name.startswith("DISTRANS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["distrans-server", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            program.main()
+        printed = capsys.readouterr()
+        return Outcome(int(end.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def both(command: Run, coordinator: CoordinatorProcess, db_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
+    """The same program on the database and on the coordinator."""
+    monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+    places = {"local": ("--db", db_url), "remote": ("--server", coordinator.url)}
+    return {place: lambda *words, where=where: command(*words, *where) for place, where in places.items()}
+
+
+def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
+    """Everything that an operator does with a federation, mistakes included; what was answered."""
+    found: list[tuple[str, Outcome]] = []
+
+    def note(*words: object) -> Outcome:
+        outcome = run(*words)
+        shown = Outcome(outcome.code, outcome.out.replace(name, "NAME"), outcome.err.replace(name, "NAME"))
+        found.append((" ".join(map(str, words[:2])), shown.comparable()))
+        return outcome
+
+    Path("plan.toml").write_text(PLAN.format(name))
+    for _ in range(2):
+        note("federation", "create", "plan.toml")
+    note("federation", "create", "missing.toml")
+    invites = [note("invite", "create", name, "--hours", 1, "--note", "north hospital").out.strip() for _ in range(2)]
+    token = enrolment.join(ctx, invites[0], JoinRequest(name="north", class_counts={"cat": 3})).token
+    note("invite", "revoke", name, invites[0].split("_")[1])
+    note("invite", "revoke", name, invites[1].split("_")[1])
+    note("invite", "revoke", name, "nothing")
+    note("invite", "list", name)
+    note("invite", "list", name, "--json")
+    for verb in ("resume", "start", "start", "pause", "resume"):
+        note("federation", verb, name)
+    with ctx.db.write() as session:  # so that both are silent for as long
+        session.execute(update(Client).values(last_seen_at=ctx.clock()))
+    Desk(ctx.db, parse_plan(PLAN.format(name)), create=False).poll(enrolment.authenticate(ctx, token))
+    note("federation", "show", name)
+    note("client", "list", name)
+    note("client", "list", name, "--json")
+    note("client", "rotate", name, "north")
+    note("client", "rotate", name, "nobody")
+    note("client", "revoke", name, "north")
+    note("federation", "rollback", name, "--to", 7)
+    note("federation", "delete", name, "--yes")
+    note("federation", "cancel", name)
+    note("federation", "show", name, "--json")
+    note("federation", "show", name, "--watch", "--interval", 0.1)
+    note("federation", "list")
+    note("federation", "list", "--json")
+    note("federation", "delete", name, "--yes")
+    for words in (("federation", "show"), ("federation", "start"), ("invite", "create"), ("client", "list")):
+        note(*words, name)
+    note("audit", "list", "--federation", name)
+    note("audit", "list", "--federation", name, "--json")
+    note("audit", "export", f"{name}.csv")
+    return found
+
+
+def test_every_command_answers_alike(both: dict[str, Run], db_url: str) -> None:
+    db = Database(db_url)
+    ctx = Context(db)
+    local, remote = (act(both[place], ctx, f"{place}-pets") for place in ("local", "remote"))
+    db.close()
+    who = re.compile(r"operator:[\w.-]+|command line|127\.0\.0\.1|\badmin\b|\"id\": ?\d+|\bid\": \d+")
+    assert len(local) == len(remote)
+    for (words, here), (_, there) in zip(local, remote, strict=True):
+        if words.startswith("audit"):  # which says who it was, and from where
+            here, there = (Outcome(one.code, who.sub("WHO", one.out), one.err) for one in (here, there))
+        assert there == here, words
+    failures = [outcome.err for _, outcome in remote if outcome.code]
+    assert "error: There is no federation 'NAME'. Run: distrans-server federation list\n" in failures
+    assert all(text.startswith("error: ") and text.count("\n") == 1 for text in failures)
+    assert Path("remote-pets.csv").read_text().count("federation.delete") == 2
+
+
+class TestConnection:
+    def test_tokens_come_from_files_and_never_from_the_command_line(
+        self, command: Run, coordinator: CoordinatorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listing = ("federation", "list", "--json", "--server", coordinator.url)
+        missing = command(*listing)
+        assert missing.err.startswith("error: --server needs the coordinator's admin token. Set DISTRANS_ADMIN_TOKEN")
+        (tmp_path / "token").write_text(ADMIN_TOKEN + "\n")
+        assert command(*listing, "--admin-token-file", "token").code == 0
+        assert "cannot be read: No such file" in command(*listing, "--admin-token-file", "nothing").err
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN_FILE", "token")
+        monkeypatch.setenv("DISTRANS_SERVER", coordinator.url)
+        assert json.loads(command("federation", "list", "--json").out) == json.loads(command(*listing).out)
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", "not-the-admin-token-of-this-one")
+        assert command(*listing).err == (
+            "error: The token is not valid. Check DISTRANS_ADMIN_TOKEN, or the file that --admin-token-file names.\n"
+        )
+
+    def test_addresses_that_are_not_safe_or_not_there(self, command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+        for server, words in (
+            ("http://coordinator.example", "is not encrypted: anybody on the way could read the token."),
+            ("coordinator.example", "is not a valid URL. Use https://host[:port]."),
+            ("http://127.0.0.1:1", "The coordinator cannot be reached: "),
+        ):
+            outcome = command("federation", "list", "--server", server)
+            assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+            assert words in outcome.err
+        both = command("federation", "list", "--server", "https://a.example", "--db", "sqlite:///x.db")
+        assert both.err.startswith("error: --server and --db exclude each other.")
+
+    def test_an_authority_of_ones_own(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1")
+        chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+        chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(key)
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        with SocketApi(new_database("sqlite", request, tmp_path), tls=Tls(chain, key), verify=trust) as api:
+            listing = ("federation", "list", "--json", "--server", api.url)
+            assert "pass its certificate as --ca-file" in command(*listing).err
+            assert command(*listing, "--ca-file", "ca.pem").out == "[]\n"
+            assert "it holds no certificate in PEM form" in command(*listing, "--ca-file", key).err
+            assert "use https:// in --server" in command(*listing[:-1], api.url.replace("https", "http")).err
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("db", "upgrade"),
+            ("db", "backup", "x.db"),
+            ("federation", "export", "pets", "x"),
+            ("federation", "import", "x"),
+            ("serve",),
+        ],
+        ids=" ".join,
+    )
+    def test_commands_that_need_the_database_say_so(self, command: Run, words: tuple[str, ...]) -> None:
+        outcome = command(*words, "--server", "https://coordinator.example")
+        assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+        assert "needs the coordinator's database and cannot work with --server" in outcome.err
+
+    def test_neither_the_database_nor_the_methods_are_loaded(self, coordinator: CoordinatorProcess) -> None:
+        code = (
+            "import sys; from server import __main__ as program; sys.argv[0] = 'distrans-server'\n"
+            "try: program.main()\n"
+            "except SystemExit: pass\n"
+            "print([name for name in ('sqlalchemy', 'server.service', 'shared.methods') if name in sys.modules])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, "federation", "list", "--json", "--server", coordinator.url],
+            env=os.environ | {"DISTRANS_ADMIN_TOKEN": ADMIN_TOKEN, "NO_PROXY": "*"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+class TestDelete:
+    def test_asks_for_the_name(self, both: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("plan.toml").write_text(PLAN.format("asked"))
+        for run in both.values():
+            run("federation", "create", "plan.toml")
+            monkeypatch.setattr(sys, "stdin", io.StringIO("askde\n"))
+            assert run("federation", "delete", "asked").err == "error: 'askde' is not 'asked'. Nothing was deleted.\n"
+            monkeypatch.setattr(sys, "stdin", io.StringIO("asked\n"))
+            outcome = run("federation", "delete", "asked")
+            assert outcome.out.endswith("Federation asked is deleted.\n")
+            assert "its history (0 rounds done) and its clients (0 active)" in outcome.out
+
+
+class TestWatch:
+    def test_prints_changes_until_the_end_and_waits_for_a_coordinator_that_is_away(
+        self, db_url: str, tmp_path: Path, command: Run
+    ) -> None:
+        (tmp_path / "plan.toml").write_text(PLAN.format("watched"))
+        with running(db_url, tmp_path / "data", forked=True) as first:
+            url, port = first.url, first.url.rpartition(":")[2]
+            assert command("federation", "create", "plan.toml", "--db", db_url).code == 0
+            watching = LoggedProcess(
+                ["distrans-server", "federation", "show", "watched", "--watch", "--interval", "0.1", "--server", url],
+                forked=True,
+                DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
+                NO_PROXY="*",
+            )
+            watching.wait_for_line("watched: created, 0 of 2 rounds, 0 clients$")
+            first.admin("POST", "/v1/federations/watched/start")
+            watching.wait_for_line("watched: running, 0 of 2 rounds, 0 clients$")
+        watching.wait_for_line(r"The coordinator cannot be reached: .*\. Trying again\.$")
+        with running(db_url, tmp_path / "data", "--port", port, forked=True) as second:
+            second.admin("POST", "/v1/federations/watched/cancel")
+            watching.wait_for_line("watched: cancelled, .*: cancelled by the operator$")
+            assert watching.wait() == 0
+
+    def test_ends_with_ctrl_c_and_without_a_traceback(self, coordinator: CoordinatorProcess) -> None:
+        coordinator.create(parse_plan(PLAN.format("endless")))
+        watching = LoggedProcess(
+            ["distrans-server", "federation", "show", "endless", "--watch", "--server", coordinator.url],
+            forked=True,
+            DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
+            NO_PROXY="*",
+        )
+        watching.wait_for_line("endless: running")
+        watching.process.send_signal(signal.SIGINT)
+        assert watching.wait() == 130
+        assert len(watching.lines) == 1

@@ -1,0 +1,174 @@
+"""A federation that is deleted leaves nothing behind but lines in the audit log, and disturbs no other."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from support.agents import AgentThread, digits_plan, enrol, write_digits
+from support.api import SocketApi, new_database
+from support.plans import small_plan
+from support.service import MEAN_OFFSETS, OPERATOR, Desk, count, fedavg_plan, measured, refused, unreferenced_blobs
+
+from client_agent.errors import AgentEnded, Ending
+from server.core.errors import Conflict, InvalidInput, NotAuthenticated, NotFound
+from server.service import audit, deletion, enrolment, evaluations, federations, models, tasks
+from server.service.cleaning import Cleaner, Retention
+from server.service.context import Context
+from server.store import blobs
+from server.store.session import Database
+from server.store.tables import (
+    Blob,
+    BlobChunk,
+    Client,
+    Evaluation,
+    Federation,
+    Invite,
+    Model,
+    Participant,
+    Personal,
+    Round,
+    Transfer,
+    Update,
+)
+from shared.plan import FederationPlan
+
+TABLES = (
+    Federation,
+    Client,
+    Invite,
+    Model,
+    Round,
+    Participant,
+    Update,
+    Transfer,
+    Evaluation,
+    Personal,
+    Blob,
+    BlobChunk,
+)
+
+
+def busy(db: Database, plan: FederationPlan) -> Desk:
+    """A federation with a row in every table but transfers, cancelled after two rounds and a rollback."""
+    desk = Desk(db, plan)
+    north = desk.join("north")
+    enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600)
+    for seed in range(2):
+        tasks.round_personal(desk.ctx, north, desk.round.id)
+        desk.run_round({north: seed})
+    evaluations.submit(desk.ctx, north, 1, measured(5))
+    models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+    federations.cancel(desk.ctx, OPERATOR, desk.name)
+    return desk
+
+
+PLAN = small_plan("gone", method=MEAN_OFFSETS, rounds={"count": 9})
+
+
+class TestDeletion:
+    def test_leaves_nothing_behind_and_frees_the_name(self, clean_db: Database) -> None:
+        other = Desk(clean_db, fedavg_plan("stays"))
+        south = other.join("south")
+        before = count(clean_db, *TABLES)
+        desk = busy(clean_db, PLAN)
+        assert all(
+            now > then
+            for now, then, table in zip(count(clean_db, *TABLES), before, TABLES, strict=True)
+            if table is not Transfer
+        )
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        assert [view.name for view in federations.list_all(desk.ctx)] == ["stays"]
+        refused(NotFound, "no-such-federation", lambda: federations.show(desk.ctx, desk.name))
+        federations.create(desk.ctx, OPERATOR, fedavg_plan(desk.name))  # at once, before the rows are gone
+        federations.cancel(desk.ctx, OPERATOR, desk.name)
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        assert deletion.finish(desk.ctx) == 2
+        assert count(clean_db, *TABLES) == before
+        assert unreferenced_blobs(clean_db) == set()
+        lines = [(entry.action, entry.actor) for entry in audit.entries(desk.ctx, federation=desk.name)]
+        assert lines.count(("federation.delete", "operator")) == 2
+        other.run_round({south: 1})
+        assert other.view.rounds_done == 1
+
+    def test_that_is_interrupted_is_finished_by_housekeeping(self, clean_db: Database) -> None:
+        desk = busy(clean_db, PLAN)
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        stopped = threading.Event()
+        stopped.set()
+        assert deletion.finish(desk.ctx, stopped) == 0
+        Cleaner(desk.ctx, Retention()).clean()
+        assert count(clean_db, *TABLES) == [0] * len(TABLES)
+
+    def test_by_two_processes_at_once(self, clean_db: Database) -> None:
+        desk = busy(clean_db, PLAN)
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(deletion.finish, Context(clean_db)) for _ in range(3)]:
+                done.result()
+        assert count(clean_db, *TABLES) == [0] * len(TABLES)
+
+    def test_ends_tokens_and_invites_at_once(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, PLAN, start=False)
+        token = desk.join_token("north")
+        who = enrolment.authenticate(desk.ctx, token)
+        invite = enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600).token
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        for _ in range(2):
+            error = refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, token))
+            assert "its federation was deleted" in error.message
+            refused(NotAuthenticated, "invalid-token", lambda: tasks.task(desk.ctx, who))
+            refused(NotAuthenticated, "invalid-invite", lambda: enrolment.preview(desk.ctx, invite))
+            deletion.finish(desk.ctx)
+
+    @pytest.mark.parametrize("state", ["running", "paused"])
+    def test_of_a_federation_under_way_is_refused(self, clean_db: Database, state: str) -> None:
+        desk = Desk(clean_db, PLAN)
+        if state == "paused":
+            federations.pause(desk.ctx, OPERATOR, desk.name)
+        error = refused(
+            Conflict, "wrong-state", lambda: deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        )
+        assert str(error) == (
+            f"Federation 'gone' is {state} and cannot be deleted. End it first: distrans-server federation cancel gone"
+        )
+
+    def test_without_the_name_once_more_is_refused(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, PLAN, start=False)
+        refused(InvalidInput, "not-confirmed", lambda: deletion.delete_federation(desk.ctx, OPERATOR, "gone", "gon"))
+        assert desk.view.state == "created"
+
+    def test_removes_the_objects_too(self, tmp_path: Path, request: pytest.FixtureRequest, bucket: str) -> None:
+        db = Database(new_database("sqlite", request, tmp_path), bucket)
+        try:
+            desk = busy(db, PLAN)
+            with db.read() as session:
+                assert session.execute(select(BlobChunk.object_key)).scalars().all()
+            assert db.objects is not None
+            deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+            deletion.finish(desk.ctx)
+            assert [key for keys in db.objects.list_keys() for key in keys] == []
+            assert blobs.unreferenced_objects(db) == set()
+        finally:
+            db.close()
+
+
+def test_an_agent_of_a_deleted_federation_ends_with_the_reason(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Its long poll ends at once, and the loop with it; the process would go on serving."""
+    plan = digits_plan(clients=2)
+    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+        api.create(plan, start=False)
+        state = enrol(api, plan, "north", write_digits(tmp_path / "data", ("0", "1"), every=20), tmp_path, api.url)
+        with AgentThread(state) as agent:
+            agent.wait_for_line("received model 0")
+            missing = api.call("DELETE", f"/v1/federations/{plan.name}")
+            assert (missing.status_code, missing.json()["code"]) == (422, "invalid-request")
+            answer = api.call("DELETE", f"/v1/federations/{plan.name}", params={"confirm": plan.name})
+            assert answer.status_code == 204
+            agent.wait()
+        assert isinstance(agent.ended_with, AgentEnded)
+        assert agent.ended_with.ending is Ending.INVALID_TOKEN
+        assert "its federation was deleted" in agent.ended_with.message
+        assert state.condition().ended is Ending.INVALID_TOKEN, "`status` says so too"
+        assert api.call("GET", "/metrics").status_code == 200

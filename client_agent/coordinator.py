@@ -57,9 +57,10 @@ def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
     return _parse(kind, response)
 
 
-def preview(http: httpx.Client) -> FederationPlanAnswer:
-    """The plan behind an invite, whose token the client carries."""
-    return once(FederationPlanAnswer, lambda: request(http, "GET", "/v1/join"))
+def preview(http: httpx.Client, attempt: str | None = None) -> FederationPlanAnswer:
+    """The plan behind an invite, whose token the client carries; one that was used needs the attempt that used it."""
+    params = {} if attempt is None else {"attempt": attempt}
+    return once(FederationPlanAnswer, lambda: request(http, "GET", "/v1/join", params=params))
 
 
 def join(http: httpx.Client, body: JoinRequest) -> JoinAnswer:

@@ -27,6 +27,7 @@ from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
 
 logger = logging.getLogger(__name__)
+_SHOWN = 10
 
 
 def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
@@ -67,13 +68,18 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
             return Coordinator(http, stopping, condition.note_coordinator)
 
         def open_site_data() -> SiteData:
-            return open_data(
+            data = open_data(
                 identity.data,
                 identity.plan,
                 skip_bad=identity.skip_bad,
+                class_map=identity.class_map,
+                skipped=identity.skipped,
                 cache_bytes=options.cache_bytes,
                 pin=device.type == "cuda",
             )
+            for line in data.report.bad[:_SHOWN]:
+                logger.warning("left out, as --skip-bad asks: %s", line)
+            return data
 
         agent = Agent(
             Parts(state, identity, options, runtime, gate, condition, console, stopping, connect, open_site_data)

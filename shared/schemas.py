@@ -79,6 +79,9 @@ class JoinRequest(Frozen):
     )
     agent_version: ShortText = ""
     device: ShortText = ""
+    attempt: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        None, description="Chosen by the site: with it, a join whose answer was lost can be repeated."
+    )
 
 
 class FederationPlanAnswer(Answer):

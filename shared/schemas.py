@@ -13,6 +13,8 @@ MAX_IMAGES = MAX_WEIGHT
 MAX_LOSS = 1e6  # cross-entropy per image; a model beyond it has diverged
 ShortText = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\x20-\x7e]*$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Attempt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Note = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=r"^[^\x00-\x1f\x7f]*$")]
 ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, strict=True)]
 
 
@@ -79,8 +81,10 @@ class JoinRequest(Frozen):
     )
     agent_version: ShortText = ""
     device: ShortText = ""
-    attempt: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = Field(
-        None, description="Chosen by the site: with it, a join whose answer was lost can be repeated."
+    attempt: Attempt | None = Field(
+        None,
+        description="A random number that the site keeps: with it, and the same invite, it can repeat a join whose "
+        "answer it never got.",
     )
 
 

@@ -124,6 +124,11 @@ class StateFolder:
         except (ValidationError, OSError) as error:
             raise StateError(f"{self.path / 'identity.json'} cannot be read: {error}.") from error
 
+    def identity_version(self) -> tuple[int, ...]:
+        """Changes whenever identity.json is replaced."""
+        about = (self.path / "identity.json").stat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one agent runs on a folder; the lock goes with the process, however it ends."""

@@ -225,7 +225,7 @@ class TestLeaving:
         assert agent.ended_with is not None
         assert agent.ended_with.exit_code == 3
 
-    def test_it_asks_first(self, api: SocketApi, plan: FederationPlan, state: StateFolder, command: Command) -> None:
+    def test_it_asks_first(self, api: SocketApi, state: StateFolder, command: Command) -> None:
         assert command("leave") == (
             1,
             "error: Leaving cannot be undone, and nobody is there to confirm it. Pass --yes.",

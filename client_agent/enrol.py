@@ -45,9 +45,9 @@ def join_federation(
     here, device = Path(data).expanduser(), select_device()
     spec = str(here.resolve()) if here.exists() else data  # still holds when the agent is started from another folder
     names = {} if class_map is None else read_class_map(class_map)
-    with open_http(connection, invite) as http, folder.joining(connection.server, name) as (pending, is_repeat):
+    with open_http(connection, invite) as http, folder.joining(connection.server, name) as begun:
         try:
-            plan = coordinator.preview(http, pending.attempt if is_repeat else None).plan
+            plan = coordinator.preview(http, begun.attempt if begun.is_repeat else None).plan
             report = open_data(
                 spec,
                 plan,
@@ -59,8 +59,7 @@ def join_federation(
             ).report
             on_report(report)
         except BaseException:
-            if not is_repeat:
-                folder.forget_join()
+            folder.forget_join(begun)
             raise
         request = JoinRequest(
             name=name,
@@ -68,7 +67,7 @@ def join_federation(
             held_out_images=report.test_images,
             agent_version=__version__,
             device=device.type,
-            attempt=pending.attempt,
+            attempt=begun.attempt,
         )
         answer = _enrol(http, request)
         identity = Identity(

@@ -19,6 +19,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -53,6 +54,15 @@ class PendingJoin(BaseModel):
     name: str
 
 
+@dataclass(frozen=True)
+class Joining:
+    """A join under way."""
+
+    attempt: str
+    is_repeat: bool  # of one that was interrupted
+    has_new_folder: bool
+
+
 class StateFolder:
     """All that survives a restart."""
 
@@ -61,13 +71,15 @@ class StateFolder:
         self._models = KeptModels(path / "models")
 
     @contextmanager
-    def joining(self, server: str, name: str) -> Iterator[tuple[PendingJoin, bool]]:
-        """Begin a join, and put that on the disk first; also yields whether it repeats one that was interrupted.
+    def joining(self, server: str, name: str) -> Iterator[Joining]:
+        """Begin a join, and put that on the disk first: whatever interrupts it, it can be repeated.
 
-        What a block does that fails must be repeatable. A folder that cannot be written raises OSError at once.
+        A folder that cannot be written raises OSError at once.
         """
+        has_new_folder = not self.path.exists()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(self.path.parent)
+        if has_new_folder:
+            sync_folder(self.path.parent)
         descriptor = os.open(self.path, os.O_RDONLY)  # not the file `lock`: root may join for the agent's user
         try:
             try:
@@ -81,7 +93,7 @@ class StateFolder:
             known = self._pending_join()
             pending = PendingJoin(attempt=known.attempt if known else secrets.token_hex(16), server=server, name=name)
             write_durably(self.path / "join.json", pending.model_dump_json().encode())
-            yield pending, known is not None
+            yield Joining(pending.attempt, known is not None, has_new_folder)
         finally:
             os.close(descriptor)
 
@@ -91,11 +103,14 @@ class StateFolder:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def forget_join(self) -> None:
-        """Nothing was sent: leave the disk as it was."""
+    def forget_join(self, joining: Joining) -> None:
+        """Nothing was sent: leave the disk as it was. What an earlier attempt may have sent is not forgotten."""
+        if joining.is_repeat:
+            return
         (self.path / "join.json").unlink(missing_ok=True)
-        with suppress(OSError):  # it was there before, with something in it
-            self.path.rmdir()
+        if joining.has_new_folder:
+            with suppress(OSError):  # somebody has put something into it meanwhile
+                self.path.rmdir()
 
     def create(self, identity: Identity) -> None:
         """Start a new folder, readable by its owner alone."""

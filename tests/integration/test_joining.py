@@ -128,6 +128,9 @@ class TestNothingIsUsedUp:
         assert "class 'unicorn' has no images" in said
         assert clients(api, plan) == []
         assert not (tmp_path / "state").exists()
+        (tmp_path / "made-before").mkdir()  # such as systemd's StateDirectory: not ours to remove
+        assert run("join", *arguments(api, data, tmp_path / "made-before", invite=invited(api, plan)))[0] == 1
+        assert list((tmp_path / "made-before").iterdir()) == []
 
     def test_by_a_folder_that_holds_an_agent(
         self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]

@@ -1,12 +1,25 @@
 """`distrans-agent`: the commands, put together."""
 
+from collections.abc import Callable
+
 import typer
 
-from client_agent.commands import join, models, run, status
+from client_agent.commands import join, leave, models, run, status, token
 from shared import command_line
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (join.join, run.run, status.status, models.predict, models.pin, models.unpin, models.export):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    join.join,
+    run.run,
+    status.status,
+    models.predict,
+    models.pin,
+    models.unpin,
+    models.export,
+    token.token,
+    leave.leave,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -96,6 +96,7 @@ class Condition:
         self._save, self._saving, self._lock = save, threading.Lock(), threading.Lock()
         self._troubles: dict[TroubleKind, Trouble] = {}
         self._ended: Ending | None = None
+        self._lost_at: float | None = None  # when the coordinator stopped answering, by the monotonic clock
         self.activity = Activity(Phase.STARTING)
         self.outcome = ""
 
@@ -129,11 +130,16 @@ class Condition:
             self._keep()
 
     def note_coordinator(self, problem: str) -> None:
-        """Why the coordinator did not answer; empty when it did."""
+        """Why the coordinator did not answer; empty when it did, which ends an outage."""
         if problem:
+            self._lost_at = self._lost_at or time.monotonic()
             self.record(TroubleKind.COORDINATOR, f"The coordinator does not answer: {problem}")
-        else:
-            self.clear(TroubleKind.COORDINATOR)
+        elif self._lost_at is not None:
+            outage_s, self._lost_at = time.monotonic() - self._lost_at, None
+            with self._lock:
+                self._troubles.pop(TroubleKind.COORDINATOR, None)
+            logger.info("reconnected to the coordinator after %.0f s", outage_s)
+            self._keep()
 
     def finish(self, outcome: str) -> None:
         """The federation is over; the loop may go on."""
@@ -151,7 +157,9 @@ class Condition:
         self._keep()
 
     def start(self) -> None:
-        """Forget what an earlier run has left in the folder."""
+        """Forget how an earlier run ended, also on the disk."""
+        self._ended, self.outcome = None, ""
+        self.enter(Phase.STARTING)
         self._keep()
 
     def _keep(self) -> None:

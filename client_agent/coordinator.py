@@ -12,11 +12,20 @@ from pydantic import BaseModel, ValidationError
 
 from client_agent.backoff import Backoff
 from client_agent.downloads import Expected, PartialFile
-from client_agent.errors import AgentEnded, Ending, ForeignAnswer, Refused, Stopped, UnusableModel
+from client_agent.errors import AgentEnded, Ending, ForeignAnswer, Refused, Stopped, TokenRefused, UnusableModel
 from client_agent.network import LONG_POLL_S, explain, on_own_origin, read_all, request
 from shared.evaluation import Evaluation
 from shared.problems import DistransError, WireError
-from shared.schemas import ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, Problem, TaskAnswer, UpdateReceipt
+from shared.schemas import (
+    ClientView,
+    FederationPlanAnswer,
+    JoinAnswer,
+    JoinRequest,
+    Problem,
+    TaskAnswer,
+    TokenAnswer,
+    UpdateReceipt,
+)
 from shared.wire import digest_header
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -27,12 +36,9 @@ _PIECE_BYTES = 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DOWNLOAD_TRIES = 4  # of a body that is not what it should be
 _SCORE_TRIES = 5  # the federation goes on without a score
-_ASK = "Ask its operator if that was not intended."
-_ROTATED = "Ask its operator; if the token was rotated, put the new one into identity.json and restart the agent."
 _ENDINGS = {
-    "client-revoked": (Ending.REVOKED, _ASK),
+    "client-revoked": (Ending.REVOKED, "Ask its operator if that was not intended."),
     "client-left": (Ending.LEFT, None),
-    "invalid-token": (Ending.INVALID_TOKEN, _ROTATED),
 }
 
 
@@ -45,7 +51,7 @@ def refusal(response: httpx.Response) -> Refused | ForeignAnswer:
     return Refused(response.status_code, problem.code, problem.detail, problem.next_step)
 
 
-def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
+def once(call: Callable[[], httpx.Response], read: Callable[[httpx.Response], Result]) -> Result:
     """One call at the command line, where a person can try again: errors are raised at once."""
     try:
         response = call()
@@ -54,27 +60,50 @@ def once(kind: type[Model], call: Callable[[], httpx.Response]) -> Model:
         raise DistransError(f"The coordinator cannot be reached: {found.cause}.", next_step=found.next_step) from error
     if not response.is_success:
         raise refusal(response)
-    return _parse(kind, response)
+    return read(response)
 
 
-def preview(http: httpx.Client) -> FederationPlanAnswer:
-    """The plan behind an invite, whose token the client carries."""
-    return once(FederationPlanAnswer, lambda: request(http, "GET", "/v1/join"))
+def preview(http: httpx.Client, attempt: str | None = None) -> FederationPlanAnswer:
+    """The plan behind an invite, whose token the client carries; one that was used needs the attempt that used it."""
+    params = {} if attempt is None else {"attempt": attempt}
+    return once(lambda: request(http, "GET", "/v1/join", params=params), partial(_parse, FederationPlanAnswer))
 
 
 def join(http: httpx.Client, body: JoinRequest) -> JoinAnswer:
     """Enrol."""
-    return once(JoinAnswer, lambda: request(http, "POST", "/v1/join", json=body.model_dump()))
+    return once(lambda: request(http, "POST", "/v1/join", json=body.model_dump()), partial(_parse, JoinAnswer))
+
+
+def own_record(http: httpx.Client) -> ClientView:
+    """The client behind the token that `http` carries."""
+    return once(lambda: request(http, "GET", "/v1/me"), partial(_parse, ClientView))
+
+
+def renew_token(http: httpx.Client) -> TokenAnswer:
+    """A new token; the old one is valid until the new one is used."""
+    return once(lambda: request(http, "POST", "/v1/me/token"), partial(_parse, TokenAnswer))
+
+
+def leave(http: httpx.Client) -> None:
+    """Leave the federation."""
+    once(lambda: request(http, "DELETE", "/v1/me"), _any_success)
 
 
 class Coordinator:
     """Calls that are repeated until they are answered, or until the agent is asked to stop."""
 
     def __init__(
-        self, http: httpx.Client, stopping: threading.Event, on_problem: Callable[[str], None] = lambda _problem: None
+        self,
+        http: httpx.Client,
+        stopping: threading.Event,
+        on_problem: Callable[[str], None] = lambda _problem: None,
+        token: Callable[[], str] = lambda: "",
     ) -> None:
-        """`on_problem` is told why a call was not answered, and an empty text once one was."""
-        self._http, self._stopping, self._on_problem = http, stopping, on_problem
+        """`on_problem` is told why a call was not answered, and an empty text once one was.
+
+        `token` is what `http` sends at the moment; one that is replaced during a call is no reason to end.
+        """
+        self._http, self._stopping, self._on_problem, self._token = http, stopping, on_problem, token
         self.reachable: bool | None = None
         self.problem = ""  # why the last call was not answered
         self.bytes_sent = self.bytes_received = 0
@@ -90,7 +119,7 @@ class Coordinator:
         while True:
             if self._stopping.is_set():
                 raise Stopped
-            retry_after = ""
+            retry_after, token = "", self._token()
             try:
                 response = call()
                 if response.is_success:
@@ -106,9 +135,13 @@ class Coordinator:
             except ForeignAnswer as error:  # of something on the way; the coordinator may be back behind it
                 problem = str(error)
             except Refused as error:
+                message = f"The coordinator has ended this agent's access: {error.message}"
+                if error.code == "invalid-token":
+                    if self._token() != token:
+                        continue
+                    raise TokenRefused(token, message) from error
                 if error.code in _ENDINGS:
                     ending, next_step = _ENDINGS[error.code]
-                    message = f"The coordinator has ended this agent's access: {error.message}"
                     raise AgentEnded(ending, message, next_step) from error
                 raise
             if self._stopping.is_set():  # and the connection was closed for that
@@ -137,11 +170,13 @@ class Coordinator:
         self._repeat("sending class counts", self._call("PATCH", "/v1/me", json=change), _any_success)
 
     def task(self, after: str) -> TaskAnswer:
-        """What to do now; waits for news after the ticket."""
-        params: dict[str, str | float] = {"wait": LONG_POLL_S, "after": after}
-        return self._repeat(
-            "asking for work", self._call("GET", "/v1/task", params=params), partial(_parse, TaskAnswer)
-        )
+        """What to do now; waits for news after the ticket, except right after an outage, to know that it is over."""
+
+        def ask() -> httpx.Response:
+            wait_s = 0.0 if self.reachable is False else LONG_POLL_S
+            return request(self._http, "GET", "/v1/task", params={"wait": wait_s, "after": after})
+
+        return self._repeat("asking for work", ask, partial(_parse, TaskAnswer))
 
     def download(self, url: str, target: Path, expected: Expected) -> bytes:
         """A body that is what it should be; what a broken transfer left in `target` is resumed.

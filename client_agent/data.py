@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
 from client_agent.settings import DEFAULT_CACHE_BYTES
+from client_agent.selection import MAP_ADVICE, NOTHING, Skipped, check_class_map, hints
 from client_agent.sources import Example, Item, open_source
 from client_agent.text import storable
 from shared.heterogeneity import count_classes
@@ -144,6 +145,7 @@ class DataReport:
     class_counts: dict[str, int]
     test_counts: dict[str, int]
     bad: list[str] = field(default_factory=list)
+    skipped: Skipped = NOTHING
 
     @property
     def held_classes(self) -> dict[str, int]:
@@ -184,32 +186,32 @@ def open_data(
     *,
     skip_bad: bool = False,
     check_files: bool = False,
+    class_map: Mapping[str, str] | None = None,
+    skipped: Skipped = NOTHING,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     pin: bool = False,
     on_file: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> SiteData:
     """Open a site's data for a plan; a DataError lists what is wrong, `skip_bad` goes on without it.
 
-    `check_files` decodes every file once, so that a broken one is found before training and not during it.
+    `check_files` decodes every file once, so that a broken one is found before training and not during it. What an
+    earlier check has `skipped` is left out without a word; a file of it that has been repaired is used again.
     """
-    split = open_source(spec, plan.seed, plan.classes)
-    bad = [f"class {name!r} has no images" for name in split.empty]
+    check_class_map(class_map or {}, plan.classes)
+    split = open_source(spec, plan.seed, plan.classes).renamed(class_map or {})
     known = set(plan.classes)
-    unknown = sorted({example.label for example in split.train + split.test} - known)
-    bad += [f"class {name!r} is not in the plan" for name in unknown]
+    held = {example.label for example in split.train + split.test}
+    unknown = sorted(held - known)
     parts = [[example for example in part if example.label in known] for part in (split.train, split.test)]
-    if check_files:
-        broken = _broken_files(parts[0] + parts[1], plan.image, on_file)
-        bad += [f"{path}: {reason}" for path, reason in broken.items()]
-        parts = [[example for example in part if example.item not in broken] for part in parts]
+    suspects = [one for one in parts[0] + parts[1] if check_files or str(one.item) in skipped.files]
+    broken = _broken_files(suspects, plan.image, on_file)
+    parts = [[example for example in part if example.item not in broken] for part in parts]
+    bad = [f"class {name!r} has no images" for name in split.empty if name not in skipped.classes]
+    unheard = [name for name in unknown if name not in skipped.classes]
+    bad += [f"class {name!r} is not in the plan{hint}" for name, hint in hints(unheard, plan.classes, held).items()]
+    bad += [f"{path}: {reason}" for path, reason in broken.items() if str(path) not in skipped.files]
     if bad and not skip_bad:
-        shown = "\n".join(f"  {line}" for line in bad[:_SHOWN])
-        more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        raise DataError(
-            f"The data at {spec} do not fit the plan:\n{shown}{more}\n"
-            f"The plan's classes: {', '.join(plan.classes[:50])}",
-            next_step="\nFix these, or pass --skip-bad to ignore them.",
-        )
+        raise _misfit(spec, plan, bad, has_unknown=bool(unheard))
     if not parts[0]:
         raise DataError(f"There is no training image of a class of the plan at {spec}.")
     budgets = _share_budget(cache_bytes, len(parts[0]), len(parts[1]))
@@ -222,7 +224,20 @@ def open_data(
         dict(zip(plan.classes, count_classes(part.labels, len(plan.classes)).tolist(), strict=True))
         for part in (train, test)
     )
-    return SiteData(train, test, DataReport(counts, test_counts, bad))
+    left_out = Skipped(files=tuple(map(str, broken)), classes=(*split.empty, *unknown))
+    return SiteData(train, test, DataReport(counts, test_counts, bad, left_out))
+
+
+def _misfit(spec: str, plan: FederationPlan, bad: list[str], *, has_unknown: bool) -> DataError:
+    shown = "\n".join(f"  {line}" for line in bad[:_SHOWN])
+    more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    advice = (
+        f"Rename classes that have another name in the plan, or map them: {MAP_ADVICE}" if has_unknown else "Fix these."
+    )
+    return DataError(
+        f"The data at {spec} do not fit the plan:\n{shown}{more}\nThe plan's classes: {', '.join(plan.classes[:50])}",
+        next_step=f"\n{advice}\nPass --skip-bad to leave out everything that is listed here.",
+    )
 
 
 def _share_budget(cache_bytes: int, train: int, test: int) -> tuple[int, int]:
@@ -237,7 +252,7 @@ def _broken_files(examples: list[Example], shape: ImagePlan, on_file: Callable[[
     def check(file: Path) -> tuple[Path, str | None]:
         try:
             load_item(file, shape)
-        except DataError as error:
+        except Exception as error:  # as in ImageSet: whatever is wrong, the image cannot be used
             return file, str(error)
         return file, None
 

@@ -1,17 +1,25 @@
-"""Joining a federation: the data are checked first, then the site enrols, then its folder is made."""
+"""Joining a federation: everything that can be checked here is checked first, enrolling comes last."""
 
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
 from client_agent import coordinator
 from client_agent.data import DataReport, open_data
+from client_agent.errors import Refused, StateError
 from client_agent.network import open_http
+from client_agent.selection import read_class_map
 from client_agent.settings import Connection, Identity
 from client_agent.state import StateFolder
 from shared import __version__
+from shared.plan import Name
 from shared.problems import DistransError
 from shared.runtime import select_device
-from shared.schemas import JoinRequest
+from shared.schemas import JoinAnswer, JoinRequest
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def join_federation(
@@ -22,35 +30,85 @@ def join_federation(
     data: str,
     *,
     skip_bad: bool = False,
+    class_map: Path | None = None,
     on_report: Callable[[DataReport], None] = lambda _report: None,
     on_file: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Identity:
-    """Enrol with a one-use invite; nothing is used up when the data do not fit the plan."""
+    """Enrol with a one-use invite, which is used up only when everything else has worked.
+
+    A join that was interrupted at any point can be repeated: same folder, same invite.
+    """
     if folder.exists:
-        raise DistransError(f"{folder.path} holds an agent already.", next_step="Use another --state folder.")
-    here = Path(data).expanduser()
-    spec = str(here.resolve()) if here.exists() else data
-    with open_http(connection, invite) as http:
-        plan = coordinator.preview(http).plan
-        report = open_data(spec, plan, skip_bad=skip_bad, check_files=True, cache_bytes=0, on_file=on_file).report
-        on_report(report)
+        raise StateError(f"{folder.path} holds an agent already.", next_step="Use another --state folder.")
+    _check_name(name)
+    _check_invite(invite)
+    here, device = Path(data).expanduser(), select_device()
+    spec = str(here.resolve()) if here.exists() else data  # still holds when the agent is started from another folder
+    names = {} if class_map is None else read_class_map(class_map)
+    with open_http(connection, invite) as http, folder.joining(connection.server, name) as begun:
+        try:
+            plan = coordinator.preview(http, begun.attempt if begun.is_repeat else None).plan
+            report = open_data(
+                spec,
+                plan,
+                skip_bad=skip_bad,
+                class_map=names,
+                check_files=True,
+                cache_bytes=0,
+                on_file=on_file,
+            ).report
+            on_report(report)
+        except BaseException:
+            folder.forget_join(begun)
+            raise
         request = JoinRequest(
             name=name,
             class_counts=report.held_classes,
             held_out_images=report.test_images,
             agent_version=__version__,
-            device=select_device().type,
+            device=device.type,
+            attempt=begun.attempt,
         )
-        answer = coordinator.join(http, request)
-    identity = Identity(
-        client_id=answer.client_id,
-        name=name,
-        token=answer.token,
-        federation=answer.federation,
-        plan=answer.plan,
-        connection=connection,
-        data=spec,
-        skip_bad=skip_bad,
-    )
-    folder.create(identity)
+        answer = _enrol(http, request)
+        identity = Identity(
+            client_id=answer.client_id,
+            name=name,
+            token=answer.token,
+            federation=answer.federation,
+            plan=answer.plan,
+            connection=connection,
+            data=spec,
+            skip_bad=skip_bad,
+            skipped=report.skipped,
+            class_map=names,
+        )
+        folder.create(identity)
     return identity
+
+
+def _check_name(name: str) -> None:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        raise DistransError(
+            f"--name {name!r} is not a valid name.",
+            next_step="Use at most 64 letters, digits, dots, dashes and underscores; begin with a letter or a digit.",
+        ) from error
+
+
+def _check_invite(invite: str) -> None:
+    if not (invite.isascii() and invite.isprintable() and invite.split() == [invite]):
+        raise DistransError(
+            "The invite is empty or has characters that no invite has.",
+            next_step="Copy the whole token that the operator sent, without spaces or line breaks.",
+        )
+
+
+def _enrol(http: httpx.Client, request: JoinRequest) -> JoinAnswer:
+    try:
+        return coordinator.join(http, request)
+    except DistransError as error:
+        if isinstance(error, Refused) and error.status < 500:
+            raise
+        again = "Then run the same command again: the invite still works for this folder, whether it was used or not."
+        raise DistransError(error.message, next_step=f"{error.next_step or ''} {again}".strip()) from error

@@ -6,7 +6,8 @@ DistransError
 ├── Refused          the coordinator rejects this request, now or later
 ├── ForeignAnswer    a response that is not a coordinator's
 ├── UnusableModel    a model that cannot be fetched or is not what the plan says; the next one may be
-└── AgentEnded       this agent's part is over for good: revoked, left, invalid token, cancelled
+└── AgentEnded       this agent's part is over for good: revoked, left, cancelled
+    └── TokenRefused    … or until it has another token
 """
 
 from enum import StrEnum
@@ -70,6 +71,16 @@ class AgentEnded(DistransError):
     def __init__(self, ending: Ending, message: str, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
         self.ending = ending
+
+
+class TokenRefused(AgentEnded):
+    """The coordinator does not know this agent's token (any more); with another one its part goes on."""
+
+    def __init__(self, token: str, message: str) -> None:
+        super().__init__(
+            Ending.INVALID_TOKEN, message, "Ask its operator for a new token, and give it to: distrans-agent token."
+        )
+        self.token = token
 
 
 class Stopped(Exception):

@@ -1,6 +1,9 @@
 """A site's model with its offset as one file that runs without an agent."""
 
+import io
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,9 @@ from shared.methods import client_half
 from shared.methods.serving import ModulePredictor, detached_state
 from shared.problems import DistransError
 from shared.runtime import Runtime
-from shared.wire import encode
+from shared.wire import digest, encode
+
+ABOUT = "distrans.json"  # the file inside a .pt2 that says how to use it
 
 
 class Standalone(nn.Module):
@@ -59,7 +64,7 @@ def export_safetensors(identity: Identity, bundle: Bundle, target: Path) -> None
 
 
 def export_program(identity: Identity, bundle: Bundle, target: Path) -> None:
-    """A torch.export program (.pt2) for any batch size."""
+    """A torch.export program (.pt2) for any batch size, with ABOUT as an extra file."""
     module = standalone(identity, bundle)
     example = torch.rand(2, *identity.plan.image.shape)
     batch = torch.export.Dim("batch", min=1, max=1024)
@@ -70,4 +75,42 @@ def export_program(identity: Identity, bundle: Bundle, target: Path) -> None:
             f"This network cannot be exported as a program: {str(error).splitlines()[0]}",
             next_step="Export it as .safetensors.",
         ) from error
-    torch.export.save(program, target)
+    archive = io.BytesIO()
+    torch.export.save(program, archive, extra_files={ABOUT: json.dumps(describe(identity, bundle), indent=2)})
+    write_durably(target, archive.getvalue())
+
+
+def describe(identity: Identity, bundle: Bundle) -> dict[str, Any]:
+    """What a program around an exported one must know: the images it takes, and what its logits stand for."""
+    plan, image = identity.plan, identity.plan.image
+    offset = client_half(plan).offset(bundle.task(identity.name), bundle.private)
+    return {
+        "federation": identity.federation,
+        "site": identity.name,
+        "round": bundle.number,
+        "model_digest": bundle.digest,
+        "method": plan.method.name,
+        "backbone": plan.model.backbone,
+        "classes": list(plan.classes),
+        "input": {
+            "shape": ["batch", *image.shape],
+            "dtype": "float32",
+            "pixels": [0.0, 1.0],
+            "mode": {1: "L", 3: "RGB"}.get(image.channels),
+            "resize": {
+                "size": [image.height, image.width],
+                "interpolation": "bilinear",
+                "antialias": False,
+                "keeps_aspect_ratio": False,
+            },
+        },
+        "normalization": {"mean": list(image.mean), "std": list(image.std), "inside_program": True},
+        "offset": None
+        if offset is None
+        else {
+            "digest": digest(encode({"offset": offset})),
+            "alpha": getattr(plan.method, "alpha", None),
+            "inside_program": True,
+        },
+        "output": "logits",
+    }

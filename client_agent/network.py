@@ -1,7 +1,9 @@
 """The way to the coordinator: TLS files, proxies from the environment, bounded responses, readable network errors."""
 
+import socket
 import ssl
 import urllib.request
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,28 @@ from shared.problems import DistransError
 
 LONG_POLL_S = 30.0
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # a plan with 100,000 classes fits
+_HANDSHAKE_S = 5.0
 _TIMEOUT = httpx.Timeout(30.0, read=LONG_POLL_S + 30.0)
 
 
-def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
-    """An HTTP client for the coordinator; proxies come from the environment."""
+class _Bearer(httpx.Auth):
+    """Asks for the token anew for each request."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = f"Bearer {self._token()}"
+        yield request
+
+
+def open_http(connection: Connection, token: str | Callable[[], str] = "") -> httpx.Client:
+    """An HTTP client for the coordinator; proxies come from the environment. A token may change while it is open."""
     connection.check()
-    headers = {"User-Agent": f"distrans-agent/{__version__}"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
+    auth = _Bearer(token if callable(token) else lambda: token)
+    options: dict[str, Any] = {"headers": {"User-Agent": f"distrans-agent/{__version__}"}, "timeout": _TIMEOUT}
     try:
-        return httpx.Client(base_url=connection.server, headers=headers, verify=_trust(connection), timeout=_TIMEOUT)
+        return httpx.Client(base_url=connection.server, auth=auth, verify=_trust(connection), **options)
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise DistransError(
             f"The proxy that the environment names cannot be used: {str(error).rstrip('.')}.",
@@ -182,6 +195,9 @@ def explain(error: httpx.HTTPError) -> Explanation:
         url = error.request.url
     except RuntimeError:  # it was never sent
         return Explanation(text, "Check the network.")
+    hung_up = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
+    if hung_up and url.scheme == "http" and not _through_proxy(url) and _speaks_tls(url):
+        return Explanation(f"the server at {url.host}:{url.port or 80} expects TLS", "Use https:// in --server.")
     if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "https":
         return Explanation(
             f"the coordinator hung up ({text})",
@@ -193,6 +209,20 @@ def explain(error: httpx.HTTPError) -> Explanation:
             "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY, then --server and the network.",
         )
     return Explanation(text, "Check --server and the network.")
+
+
+def _speaks_tls(url: httpx.URL) -> bool:
+    """Try a handshake: a TLS server just hangs up on plain HTTP, as one that restarts does."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent; it only has to answer
+    try:
+        with (
+            socket.create_connection((url.host, url.port or 80), timeout=_HANDSHAKE_S) as plain,
+            context.wrap_socket(plain, server_hostname=url.host),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 def _through_proxy(url: httpx.URL) -> bool:

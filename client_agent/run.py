@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FrameType
 
 from rich.console import Console
@@ -14,8 +15,9 @@ from client_agent.agent import Agent, Parts
 from client_agent.api import create_app
 from client_agent.condition import Condition, TroubleKind
 from client_agent.coordinator import Coordinator
+from client_agent.credentials import HOW_TO_RETURN, CurrentToken
 from client_agent.data import SiteData, open_data
-from client_agent.errors import AgentEnded, Stopped
+from client_agent.errors import AgentEnded, Ending, Stopped, TokenRefused
 from client_agent.model_gate import ModelGate
 from client_agent.network import open_http
 from client_agent.serving import PredictionQueue
@@ -27,6 +29,7 @@ from shared.problems import DistransError
 from shared.runtime import Runtime, select_device
 
 logger = logging.getLogger(__name__)
+_SHOWN = 10
 
 
 def run_agent(state: StateFolder, options: RunOptions, console: Console) -> None:
@@ -45,6 +48,9 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
     for good.
     """
     identity = state.identity()
+    token = CurrentToken(state, identity.token)
+    if identity.has_left:
+        options = replace(options, train=False)
     device = select_device(options.device)
     runtime = Runtime(device, options.precision, options.channels_last, options.compile)
     serve = options.serve
@@ -63,17 +69,24 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
         gate, condition = ModelGate(state, identity, runtime, options, predictions), Condition(state.save_condition)
 
         def connect() -> Coordinator:
-            http = stack.enter_context(open_http(identity.connection, identity.token))
-            return Coordinator(http, stopping, condition.note_coordinator)
+            if identity.has_left:
+                raise AgentEnded(Ending.LEFT, "This site has left the federation.", HOW_TO_RETURN)
+            http = stack.enter_context(open_http(identity.connection, token))
+            return Coordinator(http, stopping, condition.note_coordinator, token)
 
         def open_site_data() -> SiteData:
-            return open_data(
+            data = open_data(
                 identity.data,
                 identity.plan,
                 skip_bad=identity.skip_bad,
+                class_map=identity.class_map,
+                skipped=identity.skipped,
                 cache_bytes=options.cache_bytes,
                 pin=device.type == "cuda",
             )
+            for line in data.report.bad[:_SHOWN]:
+                logger.warning("left out, as --skip-bad asks: %s", line)
+            return data
 
         agent = Agent(
             Parts(state, identity, options, runtime, gate, condition, console, stopping, connect, open_site_data)
@@ -84,7 +97,7 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
             stack.enter_context(serving(app, serve, end_without_web_service))
         else:
             agent.prepare()  # nobody is served meanwhile: better end at once than wait for what a person must fix
-        _run_loop(agent, gate, condition, options, stopping)
+        _run_loop(agent, gate, condition, options, stopping, token)
         if web_has_failed.is_set():
             raise DistransError(
                 "The web service has stopped.", next_step="The log has the reason; start the agent again."
@@ -92,16 +105,32 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
 
 
 def _run_loop(
-    agent: Agent, gate: ModelGate, condition: Condition, options: RunOptions, stopping: threading.Event
+    agent: Agent,
+    gate: ModelGate,
+    condition: Condition,
+    options: RunOptions,
+    stopping: threading.Event,
+    token: CurrentToken,
 ) -> None:
     """The loop in a thread, so that a signal need not wait for a long poll."""
     serves_on = options.serve is not None and not options.exit_when_finished
     endings: list[BaseException] = []
 
+    def run_with_valid_token() -> None:
+        while True:
+            try:
+                return agent.run()
+            except TokenRefused as error:
+                if not serves_on:
+                    raise
+                condition.end(error)
+                token.wait_for_another(error.token, stopping)
+                logger.info("the token was replaced: taking part again")
+
     def loop() -> None:
         limit_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
         try:
-            agent.run()
+            run_with_valid_token()
         except Stopped:
             pass
         except AgentEnded as error:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from client_agent.selection import NOTHING, Skipped
 from shared.http.tls import Tls
 from shared.plan import StoredPlan
 from shared.problems import DistransError
@@ -59,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Identity(BaseModel):
-    """Who this agent is; written at `join`, with mode 0600."""
+    """Who this agent is; written at `join`, with mode 0600. `token` and `leave` replace it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     client_id: str
@@ -70,6 +71,9 @@ class Identity(BaseModel):
     connection: Connection
     data: str
     skip_bad: bool = False
+    skipped: Skipped = NOTHING
+    class_map: dict[str, str] = {}
+    has_left: bool = False
 
 
 @dataclass(frozen=True)

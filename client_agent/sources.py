@@ -4,7 +4,7 @@ import csv
 import importlib
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,17 @@ class Split:
     train: list[Example]
     test: list[Example]
     empty: tuple[str, ...] = ()
+
+    def renamed(self, names: Mapping[str, str]) -> "Split":
+        """The same examples, with other names for some of the classes."""
+        if not names:
+            return self
+        train, test = (
+            [Example(one.item, names.get(one.label, one.label)) for one in part] for part in (self.train, self.test)
+        )
+        held = {example.label for example in train + test}
+        empty = dict.fromkeys(names.get(name, name) for name in self.empty)
+        return Split(train, test, tuple(name for name in empty if name not in held))
 
 
 def open_source(spec: str, seed: int, classes: tuple[str, ...]) -> Split:

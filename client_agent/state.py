@@ -1,6 +1,7 @@
 """The agent's folder: identity, private tensors, the upload in flight, the last models, and what was measured.
 
 identity.json            who it is (0600)
+join.json                a join that was begun, until identity.json is there (0600)
 private.safetensors      tensors that a method keeps at the site, such as the offset
 pending/                 an upload not yet acknowledged, with the private tensors that go with it
 models/                  the last models, see kept_models.py
@@ -14,12 +15,14 @@ lock                     held by the running agent
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client_agent.condition import Report
 from client_agent.errors import StateError
@@ -42,6 +45,24 @@ class PendingUpload(BaseModel):
     digest: str
 
 
+class PendingJoin(BaseModel):
+    """A join that the coordinator may or may not have carried out; the attempt lets the same site repeat it."""
+
+    model_config = ConfigDict(frozen=True)
+    attempt: str = Field(pattern=r"^[0-9a-f]{32}$")
+    server: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A join under way."""
+
+    attempt: str
+    is_repeat: bool  # of one that was interrupted
+    has_new_folder: bool
+
+
 class StateFolder:
     """All that survives a restart."""
 
@@ -49,9 +70,56 @@ class StateFolder:
         self.path = path
         self._models = KeptModels(path / "models")
 
+    @contextmanager
+    def joining(self, server: str, name: str) -> Iterator[Joining]:
+        """Begin a join, and put that on the disk first: whatever interrupts it, it can be repeated.
+
+        A folder that cannot be written raises OSError at once.
+        """
+        has_new_folder = not self.path.exists()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if has_new_folder:
+            sync_folder(self.path.parent)
+        descriptor = os.open(self.path, os.O_RDONLY)  # not the file `lock`: root may join for the agent's user
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StateError(
+                    f"Another join is under way in {self.path}.", next_step="Wait until it ends."
+                ) from error
+            if self.exists:
+                raise StateError(f"{self.path} holds an agent already.", next_step="Use another --state folder.")
+            known = self._pending_join()
+            pending = PendingJoin(attempt=known.attempt if known else secrets.token_hex(16), server=server, name=name)
+            write_durably(self.path / "join.json", pending.model_dump_json().encode())
+            yield Joining(pending.attempt, known is not None, has_new_folder)
+        finally:
+            os.close(descriptor)
+
+    def _pending_join(self) -> PendingJoin | None:
+        try:
+            return PendingJoin.model_validate_json((self.path / "join.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def forget_join(self, joining: Joining) -> None:
+        """Nothing was sent: leave the disk as it was. What an earlier attempt may have sent is not forgotten."""
+        if joining.is_repeat:
+            return
+        (self.path / "join.json").unlink(missing_ok=True)
+        if joining.has_new_folder:
+            with suppress(OSError):  # somebody has put something into it meanwhile
+                self.path.rmdir()
+
     def create(self, identity: Identity) -> None:
         """Start a new folder, readable by its owner alone."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.save_identity(identity)
+        (self.path / "join.json").unlink(missing_ok=True)
+
+    def save_identity(self, identity: Identity) -> None:
+        """Replace who this agent is, in one step."""
         write_durably(self.path / "identity.json", identity.model_dump_json(indent=2).encode())
 
     @property
@@ -70,6 +138,11 @@ class StateFolder:
             ) from error
         except (ValidationError, OSError) as error:
             raise StateError(f"{self.path / 'identity.json'} cannot be read: {error}.") from error
+
+    def identity_version(self) -> tuple[int, ...]:
+        """Changes whenever identity.json is replaced."""
+        about = (self.path / "identity.json").stat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,9 +1,14 @@
-"""Secrets that a program finds in its environment."""
+"""Secrets from places that other users of the machine cannot see: variables, files, pipes, a prompt."""
 
+import getpass
 import os
+import sys
 from pathlib import Path
 
 from shared.problems import DistransError
+
+STDIN = Path("-")
+_MAX_CHARACTERS = 64 * 1024
 
 
 def secret(variable: str) -> str | None:
@@ -11,10 +16,24 @@ def secret(variable: str) -> str | None:
     if value := os.environ.get(variable):
         return value
     file = os.environ.get(variable + "_FILE")
-    if not file:
-        return None
+    return read_secret(Path(file), f", which {variable}_FILE names,") if file else None
+
+
+def read_secret(file: Path, origin: str = "") -> str:
+    """Return the text of a file, or of the standard input for `-`, without the white space around it."""
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        if file == STDIN:
+            return sys.stdin.read(_MAX_CHARACTERS).strip()
+        with file.open(encoding="utf-8") as handle:
+            return handle.read(_MAX_CHARACTERS).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise DistransError(f"{file}, which {variable}_FILE names, cannot be read: {reason}.") from error
+        name = "the standard input" if file == STDIN else file
+        raise DistransError(f"{name}{origin} cannot be read: {reason}.") from error
+
+
+def ask_secret(what: str) -> str | None:
+    """Ask for a secret on the terminal without echoing it; None where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return None
+    return getpass.getpass(f"{what}: ").strip()

@@ -16,10 +16,14 @@ WORDS = "words"  # in the context of a fault that is in our words already
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 PRINTABLE_PATTERN = r"^[\x20-\x7e]*$"
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+ATTEMPT_PATTERN = r"^[0-9a-f]{32}$"
+ONE_LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 _PATTERNS = {
     NAME_PATTERN: "must have 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit",
     PRINTABLE_PATTERN: "may hold printable ASCII characters only",
     DIGEST_PATTERN: "must be 64 hexadecimal digits in lower case",
+    ATTEMPT_PATTERN: "must be 32 hexadecimal digits in lower case",
+    ONE_LINE_PATTERN: "must not hold line breaks or other control characters",
 }
 _MAX_SHOWN = 60  # characters of a value
 _KINDS = {

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from shared.fault_words import DIGEST_PATTERN, PRINTABLE_PATTERN
+from shared.fault_words import ATTEMPT_PATTERN, DIGEST_PATTERN, ONE_LINE_PATTERN, PRINTABLE_PATTERN
 from shared.limits import MAX_WEIGHT
 from shared.method_options import Frozen
 from shared.plan import ClassName, Name, StoredPlan
@@ -14,8 +14,8 @@ MAX_IMAGES = MAX_WEIGHT
 MAX_LOSS = 1e6  # cross-entropy per image; a model beyond it has diverged
 ShortText = Annotated[str, StringConstraints(max_length=64, pattern=PRINTABLE_PATTERN)]
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
-Attempt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-Note = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Attempt = Annotated[str, StringConstraints(pattern=ATTEMPT_PATTERN)]
+Note = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=ONE_LINE_PATTERN)]
 ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, strict=True)]
 
 

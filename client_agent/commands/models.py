@@ -79,8 +79,15 @@ def export(
     writers = {".safetensors": export_safetensors, ".pt2": export_program}
     if target.suffix not in writers:
         raise DistransError(f"{target} must end in .safetensors or .pt2.")
+    if not target.parent.is_dir():  # before seconds go into building the program
+        raise DistransError(f"{target.parent} is not a folder.", next_step="Create it, or name another file.")
     folder = StateFolder(state)
     identity = folder.identity()
     bundle = load_served(folder, identity, Runtime())[0] if number is None else folder.load_bundle(number)
-    writers[target.suffix](identity, bundle, target)
+    try:
+        writers[target.suffix](identity, bundle, target)
+    except OSError as error:
+        raise DistransError(
+            f"{target} cannot be written: {error.strerror}.", next_step="Name a file in a folder that you may write to."
+        ) from error
     out.print(f"Wrote model {bundle.number} with this site's offset to {target}.")

@@ -31,9 +31,12 @@ def run(
     predict_token: Annotated[
         str | None,
         typer.Option(
-            envvar="DISTRANS_PREDICT_TOKEN",
-            help="Ask callers of /predict for this token; DISTRANS_PREDICT_TOKEN_FILE names a file that holds it.",
+            help="Ask callers of /predict for this token. Other users of the machine can see it here: prefer "
+            "--predict-token-file, DISTRANS_PREDICT_TOKEN or DISTRANS_PREDICT_TOKEN_FILE."
         ),
+    ] = None,
+    predict_token_file: Annotated[
+        Path | None, typer.Option(help="File that holds the token for /predict; - reads the standard input.")
     ] = None,
     allow_open_predict: Annotated[
         bool, typer.Option("--allow-open-predict", help="Serve /predict to a network without a token.")
@@ -71,15 +74,23 @@ def run(
         raise DistransError("--no-train and --no-serve together leave nothing to do.")
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key go together.")
+    if predict_token is not None and predict_token_file is not None:
+        raise DistransError("--predict-token and --predict-token-file are two ways to give the same token.")
     from client_agent.run import run_agent
     from client_agent.settings import RunOptions, ServeOptions
     from client_agent.state import StateFolder
-    from shared.environment import secret
+    from shared.environment import read_secret, secret
     from shared.http.tls import Tls
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     for name in ("httpx", "client_agent.access"):  # a line per request: too many
         logging.getLogger(name).setLevel(logging.WARNING)
+    if predict_token is not None:
+        logging.getLogger(__name__).warning(
+            "--predict-token can be seen in the list of processes; --predict-token-file cannot"
+        )
+    elif predict_token_file is not None:
+        predict_token = read_secret(predict_token_file)
     web = ServeOptions(
         host=host,
         port=port,

@@ -138,12 +138,14 @@ def test_a_coordinator_that_is_away_for_a_while_is_waited_for(
     with AgentThread(state) as agent:
         agent.wait_for_line("trying again in")
         with SocketApi(db_url) as second:
-            second.admin("POST", f"/v1/federations/{plan.name}/start")
             proxy.target_port = int(second.url.rsplit(":", 1)[1])
+            agent.wait_for_line(r"reconnected to the coordinator after \d+ s")
+            second.admin("POST", f"/v1/federations/{plan.name}/start")
             agent.wait()
             assert second.show(plan.name).state == "finished"
     proxy.close()
     assert agent.ended_with is None
+    assert len([line for line in agent.lines if "reconnected" in line or "recovered" in line]) == 1
 
 
 def test_a_revoked_agent_ends_and_says_why(api: SocketApi, data: Path, tmp_path: Path) -> None:

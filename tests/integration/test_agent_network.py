@@ -145,6 +145,11 @@ class TestCertificatesOfTheCoordinator:
             thread.join()
         assert "does not speak TLS" in one_line(said)
 
+    def test_https_where_http_was_asked_for(self, join: Callable[..., str], authority: trustme.CA) -> None:
+        with serving_tls(foreign_site, authority.issue_cert("localhost")) as port:
+            said = one_line(join(f"http://localhost:{port}"))
+        assert f"the server at localhost:{port} expects TLS. Use https:// in --server" in said
+
 
 class TestFilesOfTheSite:
     @pytest.fixture
@@ -285,6 +290,22 @@ class TestRunning:
             connection = Connection(server=f"https://localhost:{port}/{status}", ca_file=str(ca_file))
             said = self.first_warning(connection, caplog)
         assert f"What answered ({status}) is not a coordinator" in said
+
+    def test_a_server_that_hangs_up_without_tls_is_not_taken_for_one_with_it(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def hang_up() -> None:
+                for _ in range(2):  # the call, and the handshake that is tried after it
+                    listening.accept()[0].close()
+
+            thread = threading.Thread(target=hang_up)
+            thread.start()
+            said = self.first_warning(Connection(server=f"http://127.0.0.1:{listening.getsockname()[1]}"), caplog)
+            thread.join()
+        assert "TLS" not in said
+        assert "trying again in" in said
 
     def test_nothing_there(self, caplog: pytest.LogCaptureFixture) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:

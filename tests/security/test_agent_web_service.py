@@ -396,7 +396,9 @@ class TestExposure:
         refusal = " ".join(CliRunner().invoke(command_line, run).exception.args)  # type: ignore[union-attr]
         assert f"--host {host} opens /predict to the network, and no token protects it." in refusal
         assert "DISTRANS_PREDICT_TOKEN" in refusal
-        for allowed in (["--allow-open-predict"], ["--predict-token", "let-me-in"], ["--no-serve"]):
+        (tmp_path / "token").write_text("let-me-in\n")
+        from_file = ["--predict-token-file", str(tmp_path / "token")]
+        for allowed in (["--allow-open-predict"], ["--predict-token", "let-me-in"], from_file, ["--no-serve"]):
             result = CliRunner().invoke(command_line, [*run, *allowed])
             assert isinstance(result.exception, StateError), "it went on to look for its folder"
 
@@ -415,6 +417,8 @@ class TestExposure:
         [
             (["--predict-token", ""], "token is empty"),
             (["--predict-token", "päßwort"], "an HTTP header cannot hold"),
+            (["--predict-token-file", "missing"], "missing cannot be read: No such file"),
+            (["--predict-token-file", "missing", "--predict-token", "x"], "two ways to give the same token"),
             (["--allowed-host", "https://agent.example"], "is not a host name"),
             (["--allowed-host", "agent.example:443"], "is not a host name"),
             (["--allowed-host", "good.example,*"], "'*' is not a host name"),

@@ -10,6 +10,7 @@ from PIL import Image
 
 from client_agent.data import open_data
 from client_agent.errors import DataError
+from client_agent.selection import hints, read_class_map
 from shared.plan import FederationPlan, validate_plan
 
 
@@ -215,3 +216,89 @@ def test_without_a_readable_training_image_a_pass_is_an_error(tmp_path: Path) ->
     (tmp_path / "train" / "cat" / "0.png").unlink()
     with pytest.raises(DataError, match="1 of 1 images cannot be read"):
         list(data.train.batches(4, 0))
+
+
+class TestSkippedFiles:
+    def broken(self, folder: Path) -> list[Path]:
+        files = sorted((folder / "cat").glob("*.png"))[:4]
+        for file in files:
+            file.write_bytes(b"not an image")
+        return files
+
+    def test_they_stay_out_without_being_reported_again(self, folder: Path) -> None:
+        files = self.broken(folder)
+        draw(folder / "unicorn" / "a.png")
+        checked = open_data(str(folder), plan(), check_files=True, skip_bad=True).report
+        assert sorted(checked.skipped.files) == [str(file) for file in files]
+        assert checked.skipped.classes == ("unicorn",)
+        data = open_data(str(folder), plan(), skipped=checked.skipped)  # no skip_bad: these are known
+        assert data.report.bad == []
+        assert (data.report.class_counts, data.report.test_counts) == (checked.class_counts, checked.test_counts)
+        assert sum(len(labels) for _, labels in data.train.batches(4, 0)) == data.train.samples
+
+    def test_a_repaired_one_is_used_again(self, folder: Path) -> None:
+        files = self.broken(folder)
+        skipped = open_data(str(folder), plan(), check_files=True, skip_bad=True).report.skipped
+        draw(files[0])
+        report = open_data(str(folder), plan(), skipped=skipped).report
+        assert report.class_counts["cat"] + report.test_counts["cat"] == 7
+        assert report.skipped.files == tuple(str(file) for file in files[1:])
+
+    def test_a_class_that_appears_later_is_not_among_them(self, folder: Path) -> None:
+        draw(folder / "unicorn" / "a.png")
+        skipped = open_data(str(folder), plan(), check_files=True, skip_bad=True).report.skipped
+        draw(folder / "griffin" / "a.png")
+        with pytest.raises(DataError, match="'griffin' is not in the plan"):
+            open_data(str(folder), plan(), skipped=skipped)
+        assert open_data(str(folder), plan(), skipped=skipped, skip_bad=True).report.bad == [
+            "class 'griffin' is not in the plan"
+        ]
+
+
+class TestClassMaps:
+    def test_several_names_may_become_one_class(self, folder: Path) -> None:
+        report = open_data(str(folder), plan("animal", "eel"), class_map={"cat": "animal", "dog": "animal"}).report
+        assert report.class_counts == {"animal": 16, "eel": 0}
+
+    def test_one_that_leads_nowhere_is_refused(self, folder: Path) -> None:
+        with pytest.raises(DataError, match=r"turns 'cat' into 'eels', which is not in the plan; did you mean 'eel'\?"):
+            open_data(str(folder), plan(), class_map={"cat": "eels"})
+
+    def test_a_class_that_is_there_under_its_own_name_is_not_suggested(self, folder: Path) -> None:
+        draw(folder / "cats" / "a.png")
+        with pytest.raises(DataError) as caught:
+            open_data(str(folder), plan())
+        assert "class 'cats' is not in the plan\n" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("Tumors: tumor", "is not valid TOML"),
+            ("Stage I = 'one'", "is not valid TOML"),
+            ("a.b = 'one'", "no class for 'a'"),
+            ("a = 1", "no class for 'a'"),
+        ],
+    )
+    def test_a_file_that_is_none_is_explained(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "map.toml").write_text(text)
+        with pytest.raises(DataError, match=message) as caught:
+            read_class_map(tmp_path / "map.toml")
+        assert '"name here" = "class of the plan"' in str(caught.value)
+        with pytest.raises(DataError, match="No such file"):
+            read_class_map(tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Tumors", "tumor"),
+        ("TUMOR", "tumor"),
+        ("Benign-Tissue", "benign tissue"),
+        ("berries", "berry"),
+        ("normal", None),
+        ("???", None),
+    ],
+)
+def test_near_matches(name: str, meant: str | None) -> None:
+    found = hints([name], ("tumor", "benign tissue", "berry"))[name]
+    assert found == ("" if meant is None else f"; did you mean {meant!r}?")

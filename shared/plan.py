@@ -27,6 +27,7 @@ from shared.problems import PlanError
 # The smallest image side that each built-in network can take.
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
+MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute: one lost report is not an absence
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
@@ -176,7 +177,9 @@ class RoundsPlan(Frozen):
     """How many rounds, who takes part, and how long the coordinator waits."""
 
     count: int = Field(100, ge=1, le=1_000_000, description="Rounds to complete.")
-    min_clients: int = Field(1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined.")
+    min_clients: int = Field(
+        1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined and are not absent."
+    )
     sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
     quorum: float = Field(0.66, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
     deadline_s: float = Field(
@@ -194,6 +197,13 @@ class RoundsPlan(Frozen):
         gt=0,
         le=365 * 24 * 3600,
         description="Time for min_clients to join, and in each round for a quorum of the participants to connect.",
+    )
+    absent_after_s: float = Field(
+        30 * 60,
+        ge=MIN_ABSENT_AFTER_S,
+        le=365 * 24 * 3600,
+        description="A client not heard from for this long is absent: not chosen for a new round, and no longer waited "
+        "for in the open one once a quorum has uploaded.",
     )
     target_accuracy: float | None = Field(None, gt=0, le=1, description="End early at this pooled accuracy.")
     patience: int | None = Field(None, ge=1, description="End after this many rounds without improvement.")

@@ -17,7 +17,7 @@ from server.api.access import (
 from server.api.errors import problem_responses
 from server.api.guard import guarded
 from server.service import enrolment
-from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest
+from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, StatusReport
 
 joining = APIRouter(tags=["clients"], route_class=guarded(authenticate_invited))
 router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
@@ -47,6 +47,14 @@ def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
 def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
     """New class counts, which take effect with the next round, and the number of held-out images."""
     return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts, body.held_out_images)
+
+
+@router.put(
+    "/v1/me/status", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 413, 415, 422, 429)
+)
+async def put_status(request: Request, ctx: Ctx, identity: ClientIdentity, report: StatusReport) -> None:
+    """What this client's agent is doing and what troubles it; also its sign of life. Shown to the operator shortly."""
+    request.app.state.heartbeats.note_report(identity.client_id, ctx.clock(), report)
 
 
 @router.delete("/v1/me", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 429))

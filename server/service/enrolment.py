@@ -14,6 +14,7 @@ from server.service import tokens
 from server.service.context import Actor, Context, plan_of, record
 from server.service.federations import load
 from server.service.progress import advance
+from server.service.uptime import uptime
 from server.store.session import LOCK
 from server.store.tables import AuditEntry, Client, Federation, Invite
 from shared.schemas import (
@@ -112,6 +113,7 @@ def join(
                     state="active",
                     joined_at=now,
                     last_seen_at=now,
+                    heard_uptime=uptime(session),
                 )
             )
             session.flush()
@@ -218,6 +220,10 @@ def client_view(session: Session, client: Client) -> ClientView:
         device=client.device,
         joined_at=client.joined_at,
         last_seen_at=client.last_seen_at,
+        activity=client.activity,
+        activity_detail=client.activity_detail,
+        troubles=json.loads(client.troubles),
+        status_at=client.status_at,
     )
 
 

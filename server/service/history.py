@@ -5,16 +5,16 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
-from server.store.tables import Client, Evaluation, Federation, Participant, Round, Update
+from server.store.tables import Absence, Client, Evaluation, Federation, Participant, Round, Update
 from shared.evaluation import Evaluation as Measured
-from shared.schemas import EvaluationView, TrainingReport, UpdateView
+from shared.schemas import EvaluationView, MissingView, TrainingReport, UpdateView
 
 logger = logging.getLogger(__name__)
 _PAGE_ROWS = 1000
@@ -81,6 +81,7 @@ class RoundRecord:
     updates: list[UpdateView]
     evaluations: dict[str, Measured]  # of the model that the round made, by client id
     names: dict[str, str]  # of the clients in the two above, by id
+    missing: list[MissingView] = field(default_factory=list)
 
 
 def page_size(session: Session, federation: Federation, only_client: str | None) -> int:
@@ -92,7 +93,7 @@ def page_size(session: Session, federation: Federation, only_client: str | None)
 def records(
     session: Session, federation: Federation, only_client: str | None, after: int, limit: int
 ) -> list[RoundRecord]:
-    """The rounds after a number, oldest first, read with five queries however many they are."""
+    """The rounds after a number, oldest first, read with six queries however many they are."""
     query = select(Round).where(Round.federation_id == federation.id, Round.number > after)
     found = query.order_by(Round.number).limit(limit).options(defer(Round.roster))  # of everybody's class counts
     rounds = session.execute(found).scalars().all()
@@ -116,6 +117,12 @@ def records(
     for update, name in session.execute(updates.order_by(Client.name, Client.id)):
         by_id[update.round_id].updates.append(_update_view(update, name))
         by_id[update.round_id].names[update.client_id] = name
+    absences = select(Absence, Client.name).join(Client, Client.id == Absence.client_id)
+    absences = absences.where(Absence.round_id.in_(ids))
+    if only_client is not None:
+        absences = absences.where(Absence.client_id == only_client)
+    for absence, name in session.execute(absences.order_by(Client.name, Client.id)):
+        by_id[absence.round_id].missing.append(MissingView(client=name, reason=absence.reason))
     for test, name in session.execute(tests.order_by(Client.name, Client.id)):
         measured, record = _stored_evaluation(test.result), by_number.get(test.model_number)
         if measured is not None and record is not None:  # no round made an imported model

@@ -32,6 +32,7 @@ def round_pages(ctx: Context, name: str, only_client: str | None, after: int, li
         return RoundView(
             **summary.model_dump(),
             uploads=record.updates,
+            missing=record.missing,
             evaluation=history.describe_evaluation(pooled) if pooled is not None and pooled.samples else None,
             client_evaluations=shown,
         )

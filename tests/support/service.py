@@ -23,7 +23,7 @@ from server.service.progress import round_under_way
 from server.service.uptime import UptimeCounter
 from server.store import blobs
 from server.store.session import Database
-from server.store.tables import Base, Blob, Federation, Model, Participant, Personal, Round, Transfer, Update
+from server.store.tables import Base, Blob, Client, Federation, Model, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import SHARED
@@ -128,6 +128,7 @@ class Desk:
         if not who and not self.polling:
             return
         chosen = {site.client_id for site in who}
+        active = select(Client.id).join(Federation).where(Client.state == "active", Federation.name == self.name)
         query = (
             select(Participant.client_id, Participant.round_id)
             .join(Round, Round.id == Participant.round_id)
@@ -136,9 +137,11 @@ class Desk:
         )
         beats = Heartbeats()
         with self.db.read() as session:
+            for client_id in chosen or session.execute(active).scalars():
+                beats.note(client_id, self.clock(), can_report=False)
             for client_id, round_id in session.execute(query):
                 if client_id in chosen or not who:
-                    beats.note(client_id, self.clock(), round_id)
+                    beats.note(client_id, self.clock(), round_id, can_report=False)
         beats.flush(self.ctx)
 
     def body(self, seed: int) -> bytes:

@@ -10,7 +10,7 @@ import httpx
 
 from client_agent.errors import ForeignAnswer, UnusableModel
 from client_agent.settings import Connection
-from shared import __version__
+from shared import __version__, versions
 from shared.problems import DistransError
 
 LONG_POLL_S = 30.0
@@ -21,7 +21,7 @@ _TIMEOUT = httpx.Timeout(30.0, read=LONG_POLL_S + 30.0)
 def open_http(connection: Connection, token: str | None = None) -> httpx.Client:
     """An HTTP client for the coordinator; proxies come from the environment."""
     connection.check()
-    headers = {"User-Agent": f"distrans-agent/{__version__}"}
+    headers = {"User-Agent": f"distrans-agent/{__version__}", versions.HEADER: str(versions.PROTOCOL)}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     try:

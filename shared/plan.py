@@ -27,6 +27,7 @@ from shared.problems import PlanError
 # The smallest image side that each built-in network can take.
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
+ROUNDS_SETTINGS_SINCE = ((1, "absent_after_s"),)  # by protocol: agents before it reject plans with this setting
 MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute: one lost report is not an absence
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -306,10 +307,18 @@ class _Complete(dict[str, Any]):
     """A plan in which its preset has been applied before."""
 
 
+def _as_stored(data: Any) -> Any:
+    """How rounds are run is the coordinator's business: an agent skips what a newer one has added there."""
+    if not isinstance(data, Mapping):
+        return data
+    rounds = data.get("rounds")
+    if isinstance(rounds, Mapping):
+        data = {**data, "rounds": {key: value for key, value in rounds.items() if key in RoundsPlan.model_fields}}
+    return _Complete(data)
+
+
 # A plan that was validated when it was made. Presets may say more by now; what they say is not for this one.
-StoredPlan = Annotated[
-    FederationPlan, BeforeValidator(lambda data: _Complete(data) if isinstance(data, Mapping) else data)
-]
+StoredPlan = Annotated[FederationPlan, BeforeValidator(_as_stored)]
 _STORED: TypeAdapter[FederationPlan] = TypeAdapter(StoredPlan)
 
 

@@ -1,8 +1,8 @@
 """Bodies of the REST API that both sides read and write. Times are seconds since 1970, UTC."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shared.method_options import Frozen
 from shared.plan import ClassName, Name, StoredPlan
@@ -283,10 +283,15 @@ class RoundTaskView(Answer):
     max_update_bytes: int
 
 
+Action = Literal["train", "wait", "paused", "finished", "cancelled"]
+
+
 class TaskAnswer(Answer):
     """What a client should do now."""
 
-    action: Literal["train", "wait", "paused", "finished", "cancelled"]
+    action: Annotated[Action, BeforeValidator(lambda value: value if value in get_args(Action) else "wait")] = Field(
+        description="An agent that does not know an action waits."
+    )
     ticket: str = Field("", description="Changes when there is news; send it back as ?after= to wait for the next.")
     reason: str = Field("", description="Why there is nothing to train, in words.")
     round: RoundTaskView | None = None

@@ -2,7 +2,7 @@
 
 from http import HTTPStatus
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from server.api.access import (
     AnyCaller,
@@ -13,28 +13,43 @@ from server.api.access import (
     authenticate_caller,
     authenticate_invited,
     certificate_of,
+    protocol_of,
 )
 from server.api.errors import problem_responses
 from server.api.guard import guarded
 from server.service import enrolment
+from shared.plan import ROUNDS_SETTINGS_SINCE
 from shared.schemas import ClassCountsPatch, ClientView, FederationPlanAnswer, JoinAnswer, JoinRequest, StatusReport
 
 joining = APIRouter(tags=["clients"], route_class=guarded(authenticate_invited))
 router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
 
 
-@joining.get("/v1/join", responses=problem_responses(401, 403, 429))
-async def preview(invited: InviteHolder) -> FederationPlanAnswer:
+@joining.get("/v1/join", response_model=FederationPlanAnswer, responses=problem_responses(401, 403, 409, 422, 429))
+async def preview(request: Request, invited: InviteHolder) -> Response:
     """The plan behind an invite, to check the data against before joining; the invite stays unused."""
-    return invited.answer
+    return _readable(request, invited.answer)
 
 
 @joining.post(
-    "/v1/join", status_code=HTTPStatus.CREATED, responses=problem_responses(401, 403, 409, 413, 415, 422, 429)
+    "/v1/join",
+    status_code=HTTPStatus.CREATED,
+    response_model=JoinAnswer,
+    responses=problem_responses(401, 403, 409, 413, 415, 422, 429),
 )
-def join(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> JoinAnswer:
+def join(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> Response:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once."""
-    return enrolment.join(ctx, invited.token, body, address_of(request), certificate_of(request))
+    answer = enrolment.join(ctx, invited.token, body, address_of(request), certificate_of(request))
+    return _readable(request, answer, HTTPStatus.CREATED)
+
+
+def _readable(
+    request: Request, answer: FederationPlanAnswer | JoinAnswer, status: HTTPStatus = HTTPStatus.OK
+) -> Response:
+    """The answer without settings that agents of the caller's protocol reject, none of which is about their work."""
+    later = {name for since, name in ROUNDS_SETTINGS_SINCE if since > protocol_of(request)}
+    body = answer.model_dump_json(exclude={"plan": {"rounds": later}})
+    return Response(body, status, media_type="application/json")
 
 
 @router.get("/v1/me", responses=problem_responses(401, 403, 429))

@@ -13,6 +13,7 @@ from server.core.rounds import ENDED
 from server.service import tokens
 from server.service.context import Actor, Context, plan_of, record
 from server.service.federations import load
+from server.service.models import forget_measurements
 from server.service.progress import advance
 from server.service.uptime import uptime
 from server.store.session import LOCK
@@ -324,6 +325,8 @@ def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) ->
         if client.state != "active":
             return
         client.state = state
+        if state == "revoked" or federation.state not in ENDED:  # sites may leave once it is over
+            forget_measurements(session, federation, client)
         ctx.touch(federation)  # its long poll ends
         record(session, ctx, actor, action, federation.name, client=client.name)
         advance(session, ctx, federation)

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from server.commands.arguments import DATA, Client, DataDir, Db, Federation, Json
-from server.commands.output import out, print_json, print_table
+from server.commands.output import activity_cells, out, print_json, print_table
 from server.commands.place import open_context, operator
 
 app = typer.Typer(no_args_is_help=True, help="The clients of a federation.")
@@ -29,15 +29,17 @@ def list_(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Js
     """The clients of a federation."""
     from server.service import enrolment
 
-    views = enrolment.clients_of(open_context(db, data_dir), name)
+    ctx = open_context(db, data_dir)
+    views = enrolment.clients_of(ctx, name)
     if as_json:
         print_json(views)
         return
-    table = Table("client", "id", "state", "images", "classes", "device", "agent")
+    table = Table("client", "id", "state", "doing", "trouble", "last seen", "images", "classes", "device", "agent")
     for view in views:
         held = [label for label, count in view.class_counts.items() if count]
         images = str(sum(view.class_counts.values()))
-        table.add_row(view.name, view.id, view.state, images, ", ".join(held[:10]), view.device, view.agent_version)
+        cells = (images, ", ".join(held[:10]), view.device, view.agent_version)
+        table.add_row(view.name, view.id, view.state, *activity_cells(view, ctx.clock()), *cells)
     print_table(table)
 
 

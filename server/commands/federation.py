@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from server.commands.arguments import DATA, DataDir, Db, Federation, Json
-from server.commands.output import out, percent, print_federation, print_json, print_table
+from server.commands.output import activity_cells, missing_cell, out, percent, print_federation, print_json, print_table
 from server.commands.place import open_context, operator
 from shared.problems import DistransError
 
@@ -80,13 +80,12 @@ def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Jso
         typer.echo(view.model_dump_json(indent=2))
         return
     print_federation(view)
-    clients = Table("client", "state", "images", "device", "last seen")
+    clients = Table("client", "state", "doing", "trouble", "last seen", "images", "device")
     for client in enrolment.clients_of(ctx, name):
-        silent_s = max(0, ctx.clock() - client.last_seen_at)
         images = str(sum(client.class_counts.values()))
-        clients.add_row(client.name, client.state, images, client.device, f"{silent_s:.0f} s ago")
+        clients.add_row(client.name, client.state, *activity_cells(client, ctx.clock()), images, client.device)
     print_table(clients)
-    rounds = Table("round", "state", "updates", "accuracy of its model", "reason")
+    rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
     for round_ in reports.rounds(ctx, name, None, max(0, last - 10), 20):
         rounds.add_row(
@@ -94,6 +93,7 @@ def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Jso
             round_.state,
             f"{round_.updates} of {round_.participants}",
             percent(round_.evaluation.accuracy if round_.evaluation else None),
+            missing_cell(round_),
             round_.waiting_for or round_.reason,
         )
     print_table(rounds)

@@ -109,8 +109,10 @@ def judge_round(round_: RoundSnapshot, rules: RoundsPlan, now: float) -> Waiting
         what, look_at = f"{len(missing)} of {total} clients", None
         if absent := sum(now >= client.absent_at(rules) for client in missing):
             what += f", {absent} of them absent"
-        if has_quorum and all_absent_at < round_.deadline_at:
-            look_at = all_absent_at
+        if has_quorum:  # by then an agent that could not report may have been replaced by one that can
+            look_at = min(all_absent_at, now + rules.absent_after_s)
+        if look_at is not None and look_at >= round_.deadline_at:
+            look_at = None
         return Waiting(what, round_.opened_at, round_.deadline_at, _names(missing), look_at)
     arriving = [client for client in missing if _still_arriving(client, rules, now)]
     grace_ends = round_.deadline_at + rules.upload_grace_s

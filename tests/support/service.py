@@ -128,7 +128,6 @@ class Desk:
         if not who and not self.polling:
             return
         chosen = {site.client_id for site in who}
-        active = select(Client.id).join(Federation).where(Client.state == "active", Federation.name == self.name)
         query = (
             select(Participant.client_id, Participant.round_id)
             .join(Round, Round.id == Participant.round_id)
@@ -137,11 +136,20 @@ class Desk:
         )
         beats = Heartbeats()
         with self.db.read() as session:
-            for client_id in chosen or session.execute(active).scalars():
-                beats.note(client_id, self.clock(), can_report=False)
             for client_id, round_id in session.execute(query):
                 if client_id in chosen or not who:
                     beats.note(client_id, self.clock(), round_id, can_report=False)
+        beats.flush(self.ctx)
+        self.hear(*who)
+
+    def hear(self, *who: Identity) -> None:
+        """The agents of these sites, or of all that poll anyway, give a sign of life; they are of an older release."""
+        active = select(Client.id).join(Federation).where(Client.state == "active", Federation.name == self.name)
+        with self.db.read() as session:
+            client_ids = [site.client_id for site in who] or list(session.execute(active).scalars())
+        beats = Heartbeats()
+        for client_id in client_ids if who or self.polling else ():
+            beats.note(client_id, self.clock(), can_report=False)
         beats.flush(self.ctx)
 
     def body(self, seed: int) -> bytes:
@@ -178,6 +186,7 @@ class Desk:
         self.uptime.count()
         self.clock.advance(seconds)
         self.uptime.count()
+        self.hear()
 
     def let_pass(self, seconds: float) -> None:
         """Let time pass, and what is due by then happen."""

@@ -80,10 +80,10 @@ def show(name: Federation, data_dir: DataDir = DATA, db: Db = None, as_json: Jso
         typer.echo(view.model_dump_json(indent=2))
         return
     print_federation(view)
-    clients = Table("client", "state", "doing", "trouble", "last seen", "images", "device")
+    clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
     for client in enrolment.clients_of(ctx, name):
         images = str(sum(client.class_counts.values()))
-        clients.add_row(client.name, client.state, *activity_cells(client, ctx.clock()), images, client.device)
+        clients.add_row(client.name, client.state, images, client.device, *activity_cells(client, ctx.clock()))
     print_table(clients)
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model

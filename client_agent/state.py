@@ -198,6 +198,10 @@ class StateFolder:
         approved = self._approved()
         return list(dict.fromkeys(self._pinned_model(approved) + approved))
 
+    def first_choice(self) -> KeptModel | None:
+        """The first of the choices whose files are intact: the one that an agent started now would serve."""
+        return next((kept for kept in self.choices() if self._models.is_intact(kept)), None)
+
     def has_pinned(self) -> bool:
         """Whether the very model that /predict is pinned to is kept."""
         return bool(self._pinned_model(self._approved()))

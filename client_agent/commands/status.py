@@ -52,7 +52,7 @@ def _serving(folder: "StateFolder", report: "Report", *, is_running: bool) -> di
             "serving": None if recorded is None else recorded.number,
             "serving_since": None if recorded is None else recorded.since,
         }
-    first = next(iter(folder.choices()), None)
+    first = folder.first_choice()
     is_same = recorded is not None and first is not None and first.holds(*recorded.key)
     return {
         "serving": None if first is None else first.number,

@@ -84,7 +84,11 @@ class Agent:
         """Connect and open the data, or raise what is wrong with either."""
         _ = self._coordinator
         if self._options.train and self._data is None:
-            self._data = self._parts.open_data()
+            self._open_data()
+
+    def _open_data(self) -> None:
+        self._data = self._parts.open_data()
+        self._condition.note_data(self._data.report.test_images)
 
     def run(self) -> None:
         """Until the agent is stopped or the federation has ended; raises AgentEnded when its part is over for good."""
@@ -158,7 +162,7 @@ class Agent:
             return
         if self._data is None and time.monotonic() >= self._data_again_at:
             try:
-                self._data = self._parts.open_data()
+                self._open_data()
             except Exception as error:
                 self._data_again_at = time.monotonic() + _DATA_AGAIN_S
                 self._condition.record(TroubleKind.DATA, _in_words(error))
@@ -189,7 +193,9 @@ class Agent:
 
     def _note_unreadable(self, data: SiteData) -> None:
         if found := data.describe_unreadable():
-            self._condition.record(TroubleKind.IMAGES, found)
+            count = len(data.train.unreadable) + len(data.test.unreadable)
+            told = f"{count} of {data.train.samples + data.test.samples} images cannot be read."
+            self._condition.record(TroubleKind.IMAGES, found, told)
         else:
             self._condition.clear(TroubleKind.IMAGES)
 
@@ -227,6 +233,7 @@ class Agent:
                 TroubleKind.TRAINING,
                 f"Round {current.number} could not be trained here: {_in_words(error)} "
                 "Waiting for the next round; /predict goes on.",
+                told=f"Round {current.number} could not be trained: {type(error).__name__}.",
             )
             return None
         self._condition.clear(TroubleKind.TRAINING)

@@ -71,6 +71,19 @@ class TroubleKind(StrEnum):
     UNEXPECTED = "unexpected"
 
 
+# What the coordinator is told of a trouble. The message itself stays here: names of files can name patients.
+_TOLD = {
+    TroubleKind.COORDINATOR: "The coordinator refused a request, or could not be reached.",
+    TroubleKind.DATA: "The site's data cannot be opened, or its class counts were rejected.",
+    TroubleKind.IMAGES: "Some images cannot be read.",
+    TroubleKind.MODEL: "A model could not be fetched or used.",
+    TroubleKind.TRAINING: "A round could not be trained.",
+    TroubleKind.STORAGE: "The state folder cannot be used.",
+    TroubleKind.PIN: "The pin cannot be read.",
+    TroubleKind.UNEXPECTED: "The agent met an unexpected error.",
+}
+
+
 class Trouble(BaseModel):
     """Something that keeps the agent from taking part as it should; predictions go on."""
 
@@ -78,6 +91,22 @@ class Trouble(BaseModel):
     kind: TroubleKind
     message: str
     since: float
+    told: str = ""  # what the coordinator may know of it
+
+
+class Served(BaseModel):
+    """The model that answers /predict, and since when it does, restarts included."""
+
+    model_config = ConfigDict(frozen=True)
+    number: int
+    digest: str
+    fingerprint: str
+    since: float
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """What names exactly this model."""
+        return self.number, self.digest, self.fingerprint
 
 
 class Report(BaseModel):
@@ -87,13 +116,21 @@ class Report(BaseModel):
     ended: Ending | None = None
     outcome: str = ""
     troubles: list[Trouble] = []
+    serving: Served | None = None
+    held_out_images: int | None = None  # None: the data have not been opened yet
 
 
 class Condition:
     """The loop's state, written by the loop and read by the web service and at shutdown."""
 
-    def __init__(self, save: Callable[[Report], None] = lambda _report: None) -> None:
+    def __init__(self, save: Callable[[Report], None] = lambda _report: None, previous: Report | None = None) -> None:
+        """`previous` is what an earlier run has left."""
+        previous = previous or Report()
         self._save, self._saving, self._lock = save, threading.Lock(), threading.Lock()
+        self.changed = threading.Event()  # set with every change; whoever waits for it clears it
+        self._served_before = previous.serving
+        self._serving: Served | None = None
+        self._held_out_images = previous.held_out_images
         self._troubles: dict[TroubleKind, Trouble] = {}
         self._ended: Ending | None = None
         self._lost_at: float | None = None  # when the coordinator stopped answering, by the monotonic clock
@@ -104,20 +141,43 @@ class Condition:
     def report(self) -> Report:
         """A snapshot."""
         with self._lock:
-            return Report(ended=self._ended, outcome=self.outcome, troubles=list(self._troubles.values()))
+            return Report(
+                ended=self._ended,
+                outcome=self.outcome,
+                troubles=list(self._troubles.values()),
+                serving=self._serving,
+                held_out_images=self._held_out_images,
+            )
 
     def enter(self, phase: Phase, number: int | None = None) -> None:
         """The loop has come to another step."""
         self.activity = Activity(phase, number)
+        self.changed.set()
 
-    def record(self, kind: TroubleKind, message: str) -> None:
-        """Note a trouble, and log it unless it is the same as before."""
+    def serve(self, number: int, digest: str, fingerprint: str) -> None:
+        """Another model answers /predict from now on, or again the one that did before a restart."""
+        with self._lock:
+            served = Served(number=number, digest=digest, fingerprint=fingerprint, since=time.time())
+            known = self._serving or self._served_before
+            self._serving = known if known is not None and known.key == served.key else served
+        self._keep()
+
+    def note_data(self, held_out_images: int) -> None:
+        """The site's data are open."""
+        with self._lock:
+            self._held_out_images = held_out_images
+        self._keep()
+
+    def record(self, kind: TroubleKind, message: str, told: str = "") -> None:
+        """Note a trouble, and log it unless it is the same as before; `told` replaces what the coordinator is told."""
         message = storable(message)
         with self._lock:
             known = self._troubles.get(kind)
             if known is not None and known.message == message:
                 return
-            self._troubles[kind] = Trouble(kind=kind, message=message, since=time.time())
+            self._troubles[kind] = Trouble(
+                kind=kind, message=message, since=time.time(), told=storable(told or _TOLD[kind])
+            )
         logger.error("%s: %s", kind, message)
         self._keep()
 
@@ -163,6 +223,7 @@ class Condition:
         self._keep()
 
     def _keep(self) -> None:
+        self.changed.set()
         try:
             with self._saving:
                 self._save(self.report)

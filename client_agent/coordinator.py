@@ -12,8 +12,18 @@ from pydantic import BaseModel, ValidationError
 
 from client_agent.backoff import Backoff
 from client_agent.downloads import Expected, PartialFile
-from client_agent.errors import AgentEnded, Ending, ForeignAnswer, Refused, Stopped, TokenRefused, UnusableModel
+from client_agent.errors import (
+    AgentEnded,
+    Ending,
+    ForeignAnswer,
+    OtherProtocol,
+    Refused,
+    Stopped,
+    TokenRefused,
+    UnusableModel,
+)
 from client_agent.network import LONG_POLL_S, explain, on_own_origin, read_all, request
+from shared import versions
 from shared.evaluation import Evaluation
 from shared.problems import DistransError, WireError
 from shared.schemas import (
@@ -42,12 +52,20 @@ _ENDINGS = {
 }
 
 
-def refusal(response: httpx.Response) -> Refused | ForeignAnswer:
+def unreadable(response: httpx.Response) -> OtherProtocol | ForeignAnswer:
+    """Why an answer is not what it should be: a coordinator of another release gave it, or none did."""
+    spoken = versions.read_version(response.headers.get(versions.HEADER))
+    if spoken is None or versions.HEADER not in response.headers or spoken == versions.PROTOCOL:
+        return ForeignAnswer(response.status_code)
+    return OtherProtocol(spoken)
+
+
+def refusal(response: httpx.Response) -> Refused | OtherProtocol | ForeignAnswer:
     """The coordinator's problem as an exception."""
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        return ForeignAnswer(response.status_code)
+        return unreadable(response)
     return Refused(response.status_code, problem.code, problem.detail, problem.next_step)
 
 
@@ -282,7 +300,7 @@ def _parse(kind: type[Model], response: httpx.Response) -> Model:
     try:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
-        raise ForeignAnswer(response.status_code) from error
+        raise unreadable(response) from error
 
 
 def _receipt(response: httpx.Response) -> UpdateReceipt:

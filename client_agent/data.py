@@ -14,8 +14,8 @@ from torch import Tensor
 
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
-from client_agent.settings import DEFAULT_CACHE_BYTES
 from client_agent.selection import MAP_ADVICE, NOTHING, Skipped, check_class_map, hints
+from client_agent.settings import DEFAULT_CACHE_BYTES
 from client_agent.sources import Example, Item, open_source
 from client_agent.text import storable
 from shared.heterogeneity import count_classes

@@ -5,6 +5,7 @@ DistransError
 ├── StateError       a state folder that is missing, foreign, damaged or in use
 ├── Refused          the coordinator rejects this request, now or later
 ├── ForeignAnswer    a response that is not a coordinator's
+├── OtherProtocol    a response of a coordinator of another release, which this agent cannot read
 ├── UnusableModel    a model that cannot be fetched or is not what the plan says; the next one may be
 └── AgentEnded       this agent's part is over for good: revoked, left, cancelled
     └── TokenRefused    … or until it has another token
@@ -12,6 +13,7 @@ DistransError
 
 from enum import StrEnum
 
+from shared import versions
 from shared.problems import DistransError
 
 
@@ -44,6 +46,19 @@ class ForeignAnswer(DistransError):
         super().__init__(
             f"What answered ({status}) is not a coordinator.",
             next_step="Check --server, and proxies on the way: they may also ask for a client certificate.",
+        )
+
+
+class OtherProtocol(DistransError):
+    """A response of a coordinator of another release, which this agent cannot read."""
+
+    code = "protocol-mismatch"
+
+    def __init__(self, spoken: int) -> None:
+        is_newer = spoken > versions.PROTOCOL
+        super().__init__(
+            f"{versions.who_upgrades(spoken, versions.PROTOCOL)} Its answer cannot be read here.",
+            next_step="pip install --upgrade distrans" if is_newer else "Ask its operator.",
         )
 
 

@@ -150,6 +150,15 @@ class KeptModels:
             raise StateError(f"Model {kept.number} in {kept.folder} cannot be read: {error}.") from error
         return Bundle(kept.number, kept.digest, tensors["model"], tensors["personal"], tensors["private"], facts)
 
+    def is_intact(self, kept: KeptModel) -> bool:
+        """Whether its files are as they were written; an older agent's, which has no digests, need only be there."""
+        try:
+            expected = dict(_read_about(kept.folder).get("files", {}))
+            bodies = {name: (kept.folder / f"{name}.safetensors").read_bytes() for name in _PARTS}
+        except (OSError, ValueError, TypeError):
+            return False
+        return all(digest(body) == expected.get(name, digest(body)) for name, body in bodies.items())
+
     def prune(self, keep: int, protected: Collection[KeptModel]) -> None:
         """Remove all but the last `keep` to arrive and the protected ones."""
         staying = {one.folder for one in [*self.all()[-keep:], *protected]}

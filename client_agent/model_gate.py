@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from client_agent import serving
 from client_agent.condition import Condition, TroubleKind
@@ -37,9 +38,11 @@ class ModelGate:
         runtime: Runtime,
         options: RunOptions,
         predictions: PredictionQueue | None,
+        on_serve: Callable[[int, str, str], None] = lambda _number, _digest, _fingerprint: None,
     ) -> None:
+        """`on_serve` is told the key of each model that answers from then on."""
         self._state, self._identity, self._runtime = state, identity, runtime
-        self._options, self._predictions = options, predictions
+        self._options, self._predictions, self._on_serve = options, predictions, on_serve
         # The loop brings new models, another thread follows the pin: one of them decides at a time.
         self._deciding = threading.Lock()
         self._followed_pin: str | None = ""
@@ -79,8 +82,8 @@ class ModelGate:
                 reason=pin or reason,
             )
             self._state.add_history(line)
-            if line.served and self._predictions is not None:
-                self._predictions.model = model
+            if line.served:
+                self._put_in_place(model)
         if not line.served:
             logger.warning("model %d is not served: %s", bundle.number, line.reason)
         return line
@@ -127,8 +130,12 @@ class ModelGate:
             except Exception:
                 logger.exception("the kept models cannot be read")
             else:
-                if self._predictions is not None:
-                    self._predictions.model = model
+                self._put_in_place(model)
+
+    def _put_in_place(self, model: ServingModel) -> None:
+        if self._predictions is not None:
+            self._predictions.model = model
+            self._on_serve(*model.key)
 
     def follow_pin(self, stopping: threading.Event, condition: Condition) -> None:
         """Watch the pin, so that `distrans-agent pin` takes effect at once; runs in a thread of its own.

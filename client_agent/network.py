@@ -12,7 +12,7 @@ import httpx
 
 from client_agent.errors import ForeignAnswer, UnusableModel
 from client_agent.settings import Connection
-from shared import __version__
+from shared import __version__, versions
 from shared.problems import DistransError
 
 LONG_POLL_S = 30.0
@@ -36,7 +36,8 @@ def open_http(connection: Connection, token: str | Callable[[], str] = "") -> ht
     """An HTTP client for the coordinator; proxies come from the environment. A token may change while it is open."""
     connection.check()
     auth = _Bearer(token if callable(token) else lambda: token)
-    options: dict[str, Any] = {"headers": {"User-Agent": f"distrans-agent/{__version__}"}, "timeout": _TIMEOUT}
+    headers = {"User-Agent": f"distrans-agent/{__version__}", versions.HEADER: str(versions.PROTOCOL)}
+    options: dict[str, Any] = {"headers": headers, "timeout": _TIMEOUT}
     try:
         return httpx.Client(base_url=connection.server, auth=auth, verify=_trust(connection), **options)
     except (ValueError, ImportError, httpx.InvalidURL) as error:

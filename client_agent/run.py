@@ -20,6 +20,7 @@ from client_agent.data import SiteData, open_data
 from client_agent.errors import AgentEnded, Ending, Stopped, TokenRefused
 from client_agent.model_gate import ModelGate
 from client_agent.network import open_http
+from client_agent.reporting import reporting
 from client_agent.serving import PredictionQueue
 from client_agent.settings import RunOptions
 from client_agent.state import StateFolder
@@ -66,7 +67,8 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
         if serve is not None:
             predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
             stack.callback(predictions.stop)
-        gate, condition = ModelGate(state, identity, runtime, options, predictions), Condition(state.save_condition)
+        condition = Condition(state.save_condition, state.condition())
+        gate = ModelGate(state, identity, runtime, options, predictions, condition.serve)
 
         def connect() -> Coordinator:
             if identity.has_left:
@@ -97,7 +99,8 @@ def run_until(stopping: threading.Event, state: StateFolder, options: RunOptions
             stack.enter_context(serving(app, serve, end_without_web_service))
         else:
             agent.prepare()  # nobody is served meanwhile: better end at once than wait for what a person must fix
-        _run_loop(agent, gate, condition, options, stopping, token)
+        with reporting(condition, lambda: open_http(identity.connection, token)):
+            _run_loop(agent, gate, condition, options, stopping, token)
         if web_has_failed.is_set():
             raise DistransError(
                 "The web service has stopped.", next_step="The log has the reason; start the agent again."

@@ -8,7 +8,7 @@ models/                  the last models, see kept_models.py
 baseline.safetensors     the model trained on this site's data alone (--local-baseline)
 history.jsonl            what the gate decided about each model, see history.py
 pin                      number and fingerprint of the model that /predict is pinned to, if any
-condition.json           what troubles the agent and how its loop ended, for `status`
+condition.json           what the agent serves, what troubles it and how its loop ended, for `status`
 lock                     held by the running agent
 """
 
@@ -17,6 +17,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from shared.methods.base import Tensors
 from shared.wire import encode
 
 _MAX_DIGITS = 18
+_LOCK_WAIT_S = 0.2
 
 
 class PendingUpload(BaseModel):
@@ -154,13 +156,36 @@ class StateFolder:
                 raise
             descriptor = os.open(self.path / "lock", os.O_RDONLY)  # a disk that has failed can still be served from
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StateError(f"Another agent is running on {self.path}.", next_step="Stop it first.") from error
+            self._lock(descriptor)
             yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        give_up_at = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= give_up_at:
+                    raise StateError(f"Another agent is running on {self.path}.", next_step="Stop it first.") from error
+                time.sleep(0.02)  # `is_running` holds it for a moment
+            else:
+                return
+
+    def is_running(self) -> bool:
+        """Whether an agent runs on this folder now."""
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:  # never run, or another user's, who alone can read the rest
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     # Private tensors and the upload in flight
 
@@ -246,6 +271,10 @@ class StateFolder:
         approved = self._approved()
         return list(dict.fromkeys(self._pinned_model(approved) + approved))
 
+    def first_choice(self) -> KeptModel | None:
+        """The first of the choices whose files are intact: the one that an agent started now would serve."""
+        return next((kept for kept in self.choices() if self._models.is_intact(kept)), None)
+
     def has_pinned(self) -> bool:
         """Whether the very model that /predict is pinned to is kept."""
         return bool(self._pinned_model(self._approved()))
@@ -329,7 +358,7 @@ class StateFolder:
         """What the agent last said about itself."""
         try:
             return Report.model_validate_json((self.path / "condition.json").read_bytes())
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             return Report()
 
     def baseline(self) -> Tensors:

@@ -20,7 +20,7 @@ from server.settings import Settings
 from server.store.schema import require_current
 from server.store.session import Database
 from server.worker import Worker
-from shared import __version__
+from shared import __version__, versions
 from shared.http import docs_page
 from shared.http.headers import SecurityHeaders
 from shared.http.last_resort import LastResort
@@ -86,10 +86,10 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["ETag", "Retry-After", "X-Request-ID"],
+            expose_headers=["ETag", "Retry-After", "X-Request-ID", versions.HEADER],
         )
     app.add_middleware(LastResort, program="coordinator")
-    app.add_middleware(SecurityHeaders)
+    app.add_middleware(SecurityHeaders, own={versions.HEADER: str(versions.PROTOCOL)})
     app.add_middleware(RequestIds)
     app.add_middleware(
         Proxies,

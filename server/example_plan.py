@@ -61,8 +61,9 @@ weight_decay = 0.0
 
 [rounds]
 count = 100
-min_clients = 1                        # rounds begin when so many sites have joined …
+min_clients = 1                        # rounds begin when this many sites have joined and are not absent …
 join_deadline_s = 604800.0             # … which may take this long, as may connecting in each round
+absent_after_s = 1800.0                # silence until a site is absent: not chosen, nor waited for beyond a quorum
 sample_fraction = 1.0                  # share of the sites chosen for each round
 deadline_s = 21600.0                   # time for a round's uploads, once a quorum of its sites has connected
 quorum = 0.66                          # share of the participants that is enough at the deadline: 2 of 3, 4 of 5

@@ -29,6 +29,8 @@ from shared.problems import PlanError
 # The smallest image side that each built-in network can take.
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
+ROUNDS_SETTINGS_SINCE = ((1, "absent_after_s"),)  # by protocol: agents before it reject plans with this setting
+MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute: one lost report is not an absence
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
@@ -182,7 +184,9 @@ class RoundsPlan(Frozen):
     """How many rounds, who takes part, and how long the coordinator waits."""
 
     count: int = Field(100, ge=1, le=1_000_000, description="Rounds to complete.")
-    min_clients: int = Field(1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined.")
+    min_clients: int = Field(
+        1, ge=1, le=1_000_000, description="Rounds start when this many clients have joined and are not absent."
+    )
     sample_fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients chosen for each round.")
     quorum: float = Field(0.66, gt=0, le=1, description="Share of the participants that is enough at the deadline.")
     deadline_s: float = Field(
@@ -200,6 +204,13 @@ class RoundsPlan(Frozen):
         gt=0,
         le=365 * 24 * 3600,
         description="Time for min_clients to join, and in each round for a quorum of the participants to connect.",
+    )
+    absent_after_s: float = Field(
+        30 * 60,
+        ge=MIN_ABSENT_AFTER_S,
+        le=365 * 24 * 3600,
+        description="A client not heard from for this long is absent: not chosen for a new round, and no longer waited "
+        "for in the open one once a quorum has uploaded.",
     )
     target_accuracy: float | None = Field(None, gt=0, le=1, description="End early at this pooled accuracy.")
     patience: int | None = Field(None, ge=1, description="End after this many rounds without improvement.")
@@ -302,10 +313,18 @@ class _Complete(dict[str, Any]):
     """A plan in which its preset has been applied before."""
 
 
+def _as_stored(data: Any) -> Any:
+    """How rounds are run is the coordinator's business: an agent skips what a newer one has added there."""
+    if not isinstance(data, Mapping):
+        return data
+    rounds = data.get("rounds")
+    if isinstance(rounds, Mapping):
+        data = {**data, "rounds": {key: value for key, value in rounds.items() if key in RoundsPlan.model_fields}}
+    return _Complete(data)
+
+
 # A plan that was validated when it was made. Presets may say more by now; what they say is not for this one.
-StoredPlan = Annotated[
-    FederationPlan, BeforeValidator(lambda data: _Complete(data) if isinstance(data, Mapping) else data)
-]
+StoredPlan = Annotated[FederationPlan, BeforeValidator(_as_stored)]
 _STORED: TypeAdapter[FederationPlan] = TypeAdapter(StoredPlan)
 
 

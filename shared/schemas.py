@@ -1,8 +1,8 @@
 """Bodies of the REST API that both sides read and write. Times are seconds since 1970, UTC."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shared.fault_words import ATTEMPT_PATTERN, DIGEST_PATTERN, ONE_LINE_PATTERN, PRINTABLE_PATTERN
 from shared.limits import MAX_WEIGHT
@@ -112,6 +112,34 @@ class ClassCountsPatch(Frozen):
     held_out_images: ImageCount | None = Field(None, description="Unset: as before.")
 
 
+def _printable(text: str) -> str:
+    """Control characters could forge log lines, or hide on a terminal what stands before them."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+Printable = AfterValidator(_printable)
+AgentActivity = Literal["starting", "waiting", "downloading", "training", "uploading", "measuring", "ended"]
+
+
+class TroubleReport(BaseModel):
+    """Something that keeps a site from taking part as it should, in a sentence for the operator."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    kind: Annotated[str, StringConstraints(max_length=64), Printable] = Field(examples=["images"])
+    message: Annotated[str, StringConstraints(max_length=300), Printable] = Field(
+        examples=["Some images cannot be read."]
+    )
+
+
+class StatusReport(BaseModel):
+    """What an agent is doing and what troubles it; the operator reads it, no other client does."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    activity: AgentActivity
+    detail: Annotated[str, StringConstraints(max_length=200), Printable] = Field("", examples=["training round 3"])
+    troubles: list[TroubleReport] = Field([], max_length=8)
+
+
 class ClientView(Answer):
     """A client as its operator, and it itself, see it."""
 
@@ -125,6 +153,10 @@ class ClientView(Answer):
     device: str
     joined_at: float
     last_seen_at: float
+    activity: str = Field("", description="What its agent last reported to be doing; empty for older agents.")
+    activity_detail: str = ""
+    troubles: list[TroubleReport] = []
+    status_at: float | None = Field(None, description="When the agent last reported; null for older agents.")
 
 
 class TokenAnswer(Answer):
@@ -213,10 +245,21 @@ class UpdateView(Answer):
     report: TrainingReport
 
 
+class MissingView(Answer):
+    """A client without an update in a round."""
+
+    client: str
+    reason: str
+
+
 class RoundView(RoundSummary):
     """A round with its updates and the evaluation of the model it made."""
 
     uploads: list[UpdateView]
+    missing: list[MissingView] = Field(
+        [],
+        description="Clients that were absent when the round opened, or had not uploaded when it closed, and why.",
+    )
     evaluation: EvaluationView | None
     client_evaluations: dict[str, EvaluationView]
 
@@ -262,10 +305,15 @@ class RoundTaskView(Answer):
     max_update_bytes: int
 
 
+Action = Literal["train", "wait", "paused", "finished", "cancelled"]
+
+
 class TaskAnswer(Answer):
     """What a client should do now."""
 
-    action: Literal["train", "wait", "paused", "finished", "cancelled"]
+    action: Annotated[Action, BeforeValidator(lambda value: value if value in get_args(Action) else "wait")] = Field(
+        description="An agent that does not know an action waits."
+    )
     ticket: str = Field("", description="Changes when there is news; send it back as ?after= to wait for the next.")
     reason: str = Field("", description="Why there is nothing to train, in words.")
     round: RoundTaskView | None = None

@@ -1,53 +1,107 @@
 """`distrans-agent status`."""
 
 import json
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from client_agent.commands.arguments import STATE, Json, State
-from client_agent.commands.output import out
+from client_agent.commands.output import out, print_table
+
+if TYPE_CHECKING:
+    from client_agent.condition import Report
+    from client_agent.state import StateFolder
 
 
 def status(state: State = STATE, as_json: Json = False) -> None:
-    """Who this agent is, what it serves, and whether joining paid off."""
+    """Whether this agent is running, what it serves, and whether joining paid off."""
     from client_agent.state import StateFolder
 
     folder = StateFolder(state)
-    identity = folder.identity()
-    rows, report = [line.row() for line in folder.history()], folder.condition()
-    served = next((kept.number for kept in folder.choices()), None)
+    identity, is_running, report = folder.identity(), folder.is_running(), folder.condition()
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,
         "coordinator": identity.connection.server,
         "method": identity.plan.method.name,
         "data": identity.data,
+        "running": is_running,
+        "held_out_images": _held_out_images(folder, report),
         "kept_models": folder.bundle_numbers(),
-        "serving": served,
+        **_serving(folder, report, is_running=is_running),
         "pinned": folder.pinned(),
         "ended": report.ended,
         "outcome": report.outcome,
         "troubles": [trouble.model_dump() for trouble in report.troubles],
         "upload_pending": folder.pending() is not None,
-        "history": rows,
+        "history": [line.row() for line in folder.history()],
     }
     if as_json:
         typer.echo(json.dumps(about, indent=2))
-        return
-    out.print(f"{identity.name} in federation {identity.federation} at {identity.connection.server}", highlight=False)
+    else:
+        _print(about)
+
+
+def _serving(folder: "StateFolder", report: "Report", *, is_running: bool) -> dict[str, Any]:
+    """The model that answers, or that would if the agent ran, and since when."""
+    recorded = report.serving
+    if is_running:
+        return {
+            "serving": None if recorded is None else recorded.number,
+            "serving_since": None if recorded is None else recorded.since,
+        }
+    first = folder.first_choice()
+    is_same = recorded is not None and first is not None and first.holds(*recorded.key)
+    return {
+        "serving": None if first is None else first.number,
+        "serving_since": recorded.since if recorded is not None and is_same else None,
+    }
+
+
+def _held_out_images(folder: "StateFolder", report: "Report") -> int | None:
+    """As of the last run; for the folder of an older agent, as many as its last model was measured on."""
+    if report.held_out_images is not None:
+        return report.held_out_images
+    measured = (line.with_offset for line in reversed(folder.history()))
+    return next((result.samples for result in measured if result is not None), None)
+
+
+def _print(about: dict[str, Any]) -> None:
+    def line(text: str, style: str | None = None) -> None:
+        out.print(text, style=style, markup=False, highlight=False)
+
+    line(f"{about['name']} in federation {about['federation']} at {about['coordinator']}")
+    line("The agent is running." if about["running"] else "The agent is not running. Start it: distrans-agent run")
+    line(_serving_line(about))
+    images = about["held_out_images"]
+    line("Held-out images: " + ("not known before the first run" if images is None else str(images)))
     if about["pinned"] is not None:
-        out.print(f"/predict is pinned to model {about['pinned']}.")
-    if report.ended is not None:
-        out.print(f"ended: {report.ended}. {report.outcome}", style="red", markup=False, highlight=False)
-    for trouble in report.troubles:
-        out.print(f"{trouble.kind}: {trouble.message}", style="yellow", markup=False, highlight=False)
+        line(f"/predict is pinned to model {about['pinned']}.")
+    if about["upload_pending"]:
+        line("An update waits to be uploaded.")
+    if about["ended"] is not None:
+        line(f"ended: {about['ended']}. {about['outcome']}", "red")
+    elif about["outcome"]:
+        line(about["outcome"])
+    for trouble in about["troubles"]:
+        line(f"{trouble['kind']}: {trouble['message']}", "yellow")
     table = Table(
         "model", "global + own offset", "global, no offset", "this site alone", "served", title="Accuracy here"
     )
-    for row in rows:
+    for row in about["history"]:
         scores = [row["with_offset"], row["without_offset"], row["local"]]
         cells = ["–" if score is None else f"{score:.1%}" for score in scores]
         table.add_row(str(row["model"]), *cells, "yes" if row["served"] else row["reason"])
-    out.print(table)
+    print_table(table)
+
+
+def _serving_line(about: dict[str, Any]) -> str:
+    if about["serving"] is None:
+        return "No model is served."
+    since = about["serving_since"]
+    words = "" if since is None else time.strftime(" since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    if about["running"]:
+        return f"Serving model {about['serving']}{words}."
+    return f"When it runs, it serves model {about['serving']}{f' (first served{words})' if words else ''}."

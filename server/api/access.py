@@ -8,11 +8,12 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 
-from server.core.errors import NotAllowed, NotAuthenticated, NotFound
+from server.core.errors import Conflict, InvalidInput, NotAllowed, NotAuthenticated, NotFound
 from server.service import enrolment
 from server.service.context import Actor, Context
 from server.service.enrolment import Identity
 from server.settings import Settings
+from shared import versions
 from shared.http.addresses import is_within
 from shared.http.protocol import CERTIFICATE
 
@@ -45,12 +46,37 @@ def token_of(headers: Headers) -> str | None:
     return (token.strip() or None) if scheme.lower() == "bearer" else None
 
 
+def protocol_of(request: Request) -> int:
+    """The version of the protocol that the caller speaks; raises Conflict for one that is not served here."""
+    text = request.headers.get(versions.HEADER)
+    spoken = versions.read_version(text)
+    if spoken is None:
+        raise InvalidInput("invalid-protocol", f"{versions.HEADER}: {text!r} is not a version.")
+    if spoken > versions.PROTOCOL:
+        raise Conflict(
+            "protocol-mismatch",
+            versions.who_upgrades(versions.PROTOCOL, spoken),
+            next_step="Ask the operator to upgrade the coordinator, or install an older agent until then.",
+        )
+    if spoken < versions.OLDEST_AGENT:
+        raise Conflict(
+            "protocol-mismatch",
+            versions.who_upgrades(versions.PROTOCOL, spoken),
+            next_step="Install a current agent at the site: pip install --upgrade distrans",
+        )
+    return spoken
+
+
 class Authenticated(Protocol):
     """Whoever has shown a good token."""
 
     @property
     def key(self) -> str:
         """What limits count by."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it calls for a site, and so has to speak a version that is served."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +92,11 @@ class Caller:
         return self.identity.client_id if self.identity else "admin"
 
     @property
+    def is_agent(self) -> bool:
+        """All but the admin."""
+        return self.identity is not None
+
+    @property
     def only_client(self) -> str | None:
         """The client whose rows alone may be shown; None for the admin, who sees all."""
         return self.identity.client_id if self.identity else None
@@ -76,6 +107,7 @@ class Invited:
     """The holder of an invite."""
 
     token: str
+    is_agent: bool = True
 
     @property
     def key(self) -> str:
@@ -88,6 +120,7 @@ class Scraper:
     """A program that reads the figures."""
 
     key: str = "scraper"
+    is_agent: bool = False
 
 
 def is_admin_token(token: str, address: str, settings: Settings) -> bool:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 from typing_extensions import override
 
-from server.api.access import Authenticated, address_of, token_of
+from server.api.access import Authenticated, address_of, protocol_of, token_of
 from server.core.errors import NotAuthenticated, TooLarge, TooMany
 from server.settings import Settings
 from shared.http.problems import problem
@@ -65,6 +65,8 @@ async def admit(request: Request, authenticate: Authenticator) -> None:
     if wait_s := state.requests.spend(caller.key):
         message = f"One caller may make {state.requests.per_s:g} requests per second."
         raise TooMany("too-many-requests", message, retry_after_s=wait_s)
+    if caller.is_agent:
+        protocol_of(request)
     request.state.caller = caller
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from server.api.access import ClientIdentity, Ctx, authenticate_caller
+from server.api.access import ClientIdentity, Ctx, authenticate_caller, protocol_of
 from server.api.errors import TENSORS, problem_responses
 from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, UPLOAD, LimitsOf
@@ -21,6 +21,7 @@ from shared.schemas import TaskAnswer, UpdateReceipt
 
 router = APIRouter(tags=["rounds"], route_class=guarded(authenticate_caller))
 IDLE_S = 60.0
+REPORTING = 1  # agents of this protocol and later ones report while they train
 FLUSH_S = 5.0  # on a slow link bytes are stored at least so often: the round must see that they still come
 MAX_WAIT_S = 60.0
 _BODY = {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
@@ -30,13 +31,14 @@ Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait 
 After = Annotated[str, Query(max_length=64, description="The ticket of the last answer: wait until it changes.")]
 
 
-@router.get("/v1/task", responses=problem_responses(401, 403, 422, 429))
+@router.get("/v1/task", responses=problem_responses(401, 403, 409, 422, 429))
 async def get_task(
     request: Request, ctx: Ctx, identity: ClientIdentity, limits: LimitsOf, wait: Wait = 30.0, after: After = ""
 ) -> TaskAnswer:
     """What this client should do now; waits for work or news up to `wait` seconds. Also its sign of life."""
     state, loop = request.app.state, asyncio.get_running_loop()
-    state.heartbeats.note(identity.client_id, ctx.clock())
+    can_report = protocol_of(request) >= REPORTING
+    state.heartbeats.note(identity.client_id, ctx.clock(), can_report=can_report)
     give_up_at = loop.time() + wait
     with limits.polls.begin(identity.client_id) as displaced:
         while True:
@@ -47,7 +49,7 @@ async def get_task(
                 left = give_up_at - loop.time()
                 if answer.action == "train" or is_news or left <= 0 or state.news.closed:
                     if answer.round is not None:
-                        state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id)
+                        state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id, can_report=can_report)
                     return answer
                 await asyncio.wait({news, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 # Neither a client that keeps too many open nor a process that stops looks at the database again.

@@ -4,7 +4,7 @@ import typer
 from rich.table import Table
 
 from server.commands.arguments import Client, Federation, Json
-from server.commands.output import out, print_json, print_table
+from server.commands.output import activity_cells, out, print_json, print_table
 from server.commands.place import Connect, on_coordinator
 
 app = typer.Typer(no_args_is_help=True, help="The clients of a federation.")
@@ -14,15 +14,17 @@ app = typer.Typer(no_args_is_help=True, help="The clients of a federation.")
 @on_coordinator
 def list_(connect: Connect, name: Federation, as_json: Json = False) -> None:
     """The clients of a federation."""
-    views = connect().clients(name)
+    at = connect()
+    views = at.clients(name)
     if as_json:
         print_json(views)
         return
-    table = Table("client", "id", "state", "images", "classes", "device", "agent")
+    table = Table("client", "id", "state", "doing", "trouble", "last seen", "images", "classes", "device", "agent")
     for view in views:
         held = [label for label, count in view.class_counts.items() if count]
         images = str(sum(view.class_counts.values()))
-        table.add_row(view.name, view.id, view.state, images, ", ".join(held[:10]), view.device, view.agent_version)
+        cells = (images, ", ".join(held[:10]), view.device, view.agent_version)
+        table.add_row(view.name, view.id, view.state, *activity_cells(view, at.now()), *cells)
     print_table(table)
 
 

@@ -7,7 +7,16 @@ import typer
 from rich.table import Table
 
 from server.commands.arguments import Federation, Json
-from server.commands.output import federation_lines, out, percent, print_federation, print_json, print_table
+from server.commands.output import (
+    activity_cells,
+    federation_lines,
+    missing_cell,
+    out,
+    percent,
+    print_federation,
+    print_json,
+    print_table,
+)
 from server.commands.place import Connect, on_coordinator
 from server.commands.watch import watch
 from shared.problems import DistransError
@@ -105,12 +114,11 @@ def _shown(at: "Coordinator", view: "FederationView") -> "list[RenderableType]":
 
 def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
     """The clients of a federation and its latest rounds."""
-    clients = Table("client", "state", "images", "device", "last seen")
+    clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
     for client in at.clients(view.name):
-        silent_s = max(0, at.now() - client.last_seen_at)
         images = str(sum(client.class_counts.values()))
-        clients.add_row(client.name, client.state, images, client.device, f"{silent_s:.0f} s ago")
-    rounds = Table("round", "state", "updates", "accuracy of its model", "reason")
+        clients.add_row(client.name, client.state, images, client.device, *activity_cells(client, at.now()))
+    rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
     for round_ in at.rounds(view.name, max(0, last - 10), 20):
         rounds.add_row(
@@ -118,6 +126,7 @@ def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
             round_.state,
             f"{round_.updates} of {round_.participants}",
             percent(round_.evaluation.accuracy if round_.evaluation else None),
+            missing_cell(round_),
             round_.waiting_for or round_.reason,
         )
     return [clients, rounds]

@@ -14,6 +14,7 @@ from server.service.context import Actor, Context, record
 from server.service.federations import load
 from server.store import blobs
 from server.store.tables import (
+    Absence,
     Base,
     Client,
     Evaluation,
@@ -38,7 +39,7 @@ _TENSORS: tuple[tuple[type[Base], tuple[_Column, ...]], ...] = (
     (Update, (Update.blob_id,)),
     (Model, (Model.blob_id, Model.private_blob_id)),
 )
-_RECORDS: tuple[type[Base], ...] = (Participant, Evaluation, Round, Invite, Client)
+_RECORDS: tuple[type[Base], ...] = (Absence, Participant, Evaluation, Round, Invite, Client)
 
 
 def delete_federation(ctx: Context, actor: Actor, name: str, confirm: str) -> None:

@@ -13,7 +13,9 @@ from server.core.rounds import ENDED
 from server.service import tokens
 from server.service.context import Actor, Context, dump_roster, load_roster, plan_of, record
 from server.service.federations import load
+from server.service.models import forget_measurements
 from server.service.progress import advance, round_under_way
+from server.service.uptime import uptime
 from server.store.session import LOCK
 from server.store.tables import AuditEntry, Client, Federation, Invite
 from shared.near_match import did_you_mean
@@ -138,7 +140,7 @@ def join(
                 raise Conflict("federation-ended", f"Federation {federation.name!r} is {federation.state}.")
             counts, repeated = _ordered_counts(federation, request.class_counts), client is not None
             if client is None:
-                client = _new_client(ctx, federation, request.attempt)
+                client = _new_client(session, ctx, federation, request.attempt)
                 session.add(client)
             elif client.name != request.name:
                 _rename_in_open_round(session, federation, client.name, request.name)
@@ -162,7 +164,7 @@ def join(
         ) from error
 
 
-def _new_client(ctx: Context, federation: Federation, attempt: str | None) -> Client:
+def _new_client(session: Session, ctx: Context, federation: Federation, attempt: str | None) -> Client:
     """A client without what its site says of itself."""
     now = ctx.clock()
     return Client(
@@ -172,6 +174,7 @@ def _new_client(ctx: Context, federation: Federation, attempt: str | None) -> Cl
         state="active",
         joined_at=now,
         last_seen_at=now,
+        heard_uptime=uptime(session),
     )
 
 
@@ -302,6 +305,10 @@ def client_view(session: Session, client: Client) -> ClientView:
         device=client.device,
         joined_at=client.joined_at,
         last_seen_at=client.last_seen_at,
+        activity=client.activity,
+        activity_detail=client.activity_detail,
+        troubles=json.loads(client.troubles),
+        status_at=client.status_at,
     )
 
 
@@ -421,6 +428,8 @@ def _end(ctx: Context, actor: Actor, client_id: str, state: str, action: str) ->
         if client.state != "active":
             return
         client.state = state
+        if state == "revoked" or federation.state not in ENDED:  # sites may leave once it is over
+            forget_measurements(session, federation, client)
         ctx.touch(federation)  # its long poll ends
         record(session, ctx, actor, action, federation.name, client=client.name)
         advance(session, ctx, federation)

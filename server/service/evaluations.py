@@ -1,12 +1,9 @@
 """What clients measure with a global model on their held-out data."""
 
-from sqlalchemy.orm import Session
-
 from server.core.errors import InvalidInput, NotFound
 from server.service.context import Context, client_record
 from server.service.enrolment import Identity
-from server.service.history import pooled
-from server.service.progress import base_of
+from server.service.models import judge_last
 from server.store.session import LOCK
 from server.store.tables import Client, Evaluation, Federation, Model
 from shared.evaluation import Evaluation as Measured
@@ -40,7 +37,7 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
         session.flush()
         # While it runs, a model is judged when the next round is done; the last one has no next round.
         if federation.state == "finished":
-            _judge_last(session, federation, model_number)
+            judge_last(session, federation, model_number)
 
 
 def _refuse_more_than_registered(client: Client, result: Measured) -> None:
@@ -54,14 +51,3 @@ def _refuse_more_than_registered(client: Client, result: Measured) -> None:
             f"The evaluation is over {result.samples} images; this client has registered {limit} {what}.",
             next_step="Register the number with PATCH /v1/me (held_out_images); current agents do so when they start.",
         )
-
-
-def _judge_last(session: Session, federation: Federation, model_number: int) -> None:
-    """Once it was tested on as many images as the model before it: a few sites alone may be the easy ones."""
-    before = base_of(session, federation, model_number)
-    found = pooled(session, federation, model_number)
-    wanted = 0 if before is None else pooled(session, federation, before).samples
-    if found.accuracy is None or found.samples < wanted:
-        return
-    if federation.best_accuracy is None or found.accuracy > federation.best_accuracy:
-        federation.best_accuracy, federation.best_model = found.accuracy, model_number

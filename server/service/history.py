@@ -4,17 +4,18 @@ import csv
 import io
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
-from server.store.tables import Client, Evaluation, Federation, Participant, Round, Update
+from server.store.tables import Absence, Client, Evaluation, Federation, Participant, Round, Update
 from shared.evaluation import Evaluation as Measured
-from shared.schemas import EvaluationView, TrainingReport, UpdateView
+from shared.schemas import EvaluationView, MissingView, TrainingReport, UpdateView
 
 logger = logging.getLogger(__name__)
 _PAGE_ROWS = 1000
@@ -22,8 +23,9 @@ _NOTHING = Measured(samples=0, correct=0, loss_sum=0.0)
 
 
 def evaluations(session: Session, federation: Federation, model_number: int) -> dict[str, Measured]:
-    """What each client measured with this model, by client id."""
+    """What each client whose measurements count measured with this model, by client id."""
     query = select(Evaluation).where(Evaluation.federation_id == federation.id, Evaluation.model_number == model_number)
+    query = query.join(Client, Client.id == Evaluation.client_id).where(Client.counted)
     found = ((row.client_id, _stored_evaluation(row.result)) for row in session.execute(query).scalars())
     return {client_id: result for client_id, result in found if result is not None}
 
@@ -44,7 +46,7 @@ def stored_report(text: str) -> TrainingReport:
 
 
 def pooled(session: Session, federation: Federation, model_number: int) -> Measured:
-    """All clients' counts for this model in one."""
+    """The counts for this model of all clients that count, in one."""
     return pool(evaluations(session, federation, model_number))
 
 
@@ -56,6 +58,15 @@ def pool(measured: Mapping[str, Measured]) -> Measured:
 def pooled_accuracy(session: Session, federation: Federation, model_number: int) -> float | None:
     """Right answers over all answers; None while nobody has reported."""
     return pooled(session, federation, model_number).accuracy
+
+
+def pooled_accuracies(session: Session, federation: Federation) -> dict[int, float | None]:
+    """The pooled accuracy of every model that somebody who counts has measured, read with one query."""
+    query = select(Evaluation.model_number, Evaluation.result).join(Client, Client.id == Evaluation.client_id)
+    found: defaultdict[int, Measured] = defaultdict(lambda: _NOTHING)
+    for number, text in session.execute(query.where(Evaluation.federation_id == federation.id, Client.counted)):
+        found[number] += _stored_evaluation(text) or _NOTHING
+    return {number: result.accuracy for number, result in found.items()}
 
 
 def describe_evaluation(result: Measured) -> EvaluationView:
@@ -80,7 +91,14 @@ class RoundRecord:
     landed: int  # updates of all clients
     updates: list[UpdateView]
     evaluations: dict[str, Measured]  # of the model that the round made, by client id
+    counted: set[str]  # clients whose measurements are pooled
     names: dict[str, str]  # of the clients in the two above, by id
+    missing: list[MissingView] = field(default_factory=list)
+
+    @property
+    def pooled(self) -> Measured:
+        """What the clients that count measured together."""
+        return pool({key: value for key, value in self.evaluations.items() if key in self.counted})
 
 
 def page_size(session: Session, federation: Federation, only_client: str | None) -> int:
@@ -92,14 +110,14 @@ def page_size(session: Session, federation: Federation, only_client: str | None)
 def records(
     session: Session, federation: Federation, only_client: str | None, after: int, limit: int
 ) -> list[RoundRecord]:
-    """The rounds after a number, oldest first, read with five queries however many they are."""
+    """The rounds after a number, oldest first, read with six queries however many they are."""
     query = select(Round).where(Round.federation_id == federation.id, Round.number > after)
     found = query.order_by(Round.number).limit(limit).options(defer(Round.roster))  # of everybody's class counts
     rounds = session.execute(found).scalars().all()
     if not rounds:
         return []
     ids = [round_.id for round_ in rounds]
-    updates, tests = select(Update, Client.name), select(Evaluation, Client.name)
+    updates, tests = select(Update, Client.name), select(Evaluation, Client.name, Client.counted)
     updates = updates.join(Client, Client.id == Update.client_id).where(Update.round_id.in_(ids))
     tests = tests.join(Client, Client.id == Evaluation.client_id).where(
         Evaluation.federation_id == federation.id,
@@ -109,18 +127,26 @@ def records(
         updates, tests = updates.where(Update.client_id == only_client), tests.where(Client.id == only_client)
     participants, landed = _count_by_round(session, Participant, ids), _count_by_round(session, Update, ids)
     by_id = {
-        round_.id: RoundRecord(round_, participants.get(round_.id, 0), landed.get(round_.id, 0), [], {}, {})
+        round_.id: RoundRecord(round_, participants.get(round_.id, 0), landed.get(round_.id, 0), [], {}, set(), {})
         for round_ in rounds
     }
     by_number = {record.round.number: record for record in by_id.values()}
     for update, name in session.execute(updates.order_by(Client.name, Client.id)):
         by_id[update.round_id].updates.append(_update_view(update, name))
         by_id[update.round_id].names[update.client_id] = name
-    for test, name in session.execute(tests.order_by(Client.name, Client.id)):
+    absences = select(Absence, Client.name).join(Client, Client.id == Absence.client_id)
+    absences = absences.where(Absence.round_id.in_(ids))
+    if only_client is not None:
+        absences = absences.where(Absence.client_id == only_client)
+    for absence, name in session.execute(absences.order_by(Client.name, Client.id)):
+        by_id[absence.round_id].missing.append(MissingView(client=name, reason=absence.reason))
+    for test, name, counts in session.execute(tests.order_by(Client.name, Client.id)):
         measured, record = _stored_evaluation(test.result), by_number.get(test.model_number)
         if measured is not None and record is not None:  # no round made an imported model
             record.evaluations[test.client_id] = measured
             record.names[test.client_id] = name
+            if counts:
+                record.counted.add(test.client_id)
     return list(by_id.values())
 
 
@@ -148,7 +174,10 @@ COLUMNS = (
 
 
 def metrics_rows(record: RoundRecord, only_client: str | None) -> Iterator[dict[str, object]]:
-    """One row per client with its training and its test of the model that the round made, then the pooled tests."""
+    """One row per client with its training and its test of the model that the round made, then the pooled tests.
+
+    Pooled are the tests of the clients that count: those that did not leave before the federation ended.
+    """
     round_: dict[str, object] = {"round": record.round.number, "state": record.round.state}
     updates = {update.client_id: update for update in record.updates}
     for client_id, name in sorted(record.names.items(), key=lambda item: (item[1], item[0])):
@@ -165,8 +194,8 @@ def metrics_rows(record: RoundRecord, only_client: str | None) -> Iterator[dict[
             }
         test = record.evaluations.get(client_id)
         yield row | (_test_columns(test) if test is not None else {})
-    if only_client is None and record.evaluations:
-        yield round_ | {"client": "(all)"} | _test_columns(pool(record.evaluations))
+    if only_client is None and record.counted:
+        yield round_ | {"client": "(all)"} | _test_columns(record.pooled)
 
 
 def _test_columns(result: Measured) -> dict[str, object]:

@@ -8,11 +8,11 @@ from sqlalchemy.orm import Session
 from server.core.errors import Conflict, Gone
 from server.service.context import Actor, Context, record
 from server.service.federations import load
-from server.service.history import pooled_accuracy
+from server.service.history import pooled, pooled_accuracies, pooled_accuracy
 from server.service.progress import base_of, hold, latest_model, round_under_way
 from server.store import blobs
 from server.store.session import LOCK
-from server.store.tables import Federation, Model, Round
+from server.store.tables import Client, Federation, Model, Round
 
 KEPT_STATES = 5  # the newest models of each federation whose private server state is kept
 
@@ -69,14 +69,48 @@ def drop_old_models(ctx: Context, federation_id: int, keep: int) -> bool:
         return bool(found)
 
 
+def judge_last(session: Session, federation: Federation, model_number: int) -> None:
+    """Take the last model of a finished federation into account; no later round does.
+
+    Only once it was tested on as many images as the model before it: a few sites alone may be the easy ones.
+    """
+    before = base_of(session, federation, model_number)
+    found = pooled(session, federation, model_number)
+    wanted = 0 if before is None else pooled(session, federation, before).samples
+    if found.accuracy is None or found.samples < wanted:
+        return
+    if federation.best_accuracy is None or found.accuracy > federation.best_accuracy:
+        federation.best_accuracy, federation.best_model = found.accuracy, model_number
+
+
+def forget_measurements(session: Session, federation: Federation, *clients: Client) -> None:
+    """The measurements of these clients no longer count: the best model is chosen anew without them.
+
+    Accuracies over different clients cannot be compared, so that an older model would stay the best one for good.
+    """
+    for client in clients:
+        client.counted = False
+    session.flush()
+    newest = latest_model(session, federation).number
+    base = base_of(session, federation, newest)
+    if base is not None:  # the newest one has not been judged yet
+        _recall(session, federation, base)
+    if federation.state == "finished":
+        judge_last(session, federation, newest)
+
+
 def note_accuracy(session: Session, federation: Federation, model_number: int) -> None:
     """Remember the best model that the clients have measured, and how many rounds ago that was."""
     accuracy = pooled_accuracy(session, federation, model_number)
+    _note(federation, model_number, accuracy, is_copy=_is_copy(session, federation, model_number))
+
+
+def _note(federation: Federation, number: int, accuracy: float | None, *, is_copy: bool) -> None:
     if accuracy is None:
         return
     if federation.best_accuracy is None or accuracy > federation.best_accuracy:
-        federation.best_accuracy, federation.best_model, federation.stale_rounds = accuracy, model_number, 0
-    elif not _is_copy(session, federation, model_number):
+        federation.best_accuracy, federation.best_model, federation.stale_rounds = accuracy, number, 0
+    elif not is_copy:
         federation.stale_rounds += 1
 
 
@@ -128,6 +162,10 @@ def roll_back(ctx: Context, actor: Actor, name: str, to: int) -> None:
             ]
         )
         session.flush()
+        gone = select(Client).where(Client.federation_id == federation.id, Client.state != "active", Client.counted)
+        for client in session.execute(gone).scalars():  # they left after the end, which was not the end
+            client.counted = False
+        session.flush()
         _recall(session, federation, to)
         federation.completed_rounds = target.rounds_done
         if federation.state != "paused":
@@ -169,12 +207,17 @@ def _basis(session: Session, federation: Federation, number: int) -> Round:
 
 def _recall(session: Session, federation: Federation, number: int) -> None:
     """The best accuracy as it follows from a model and those that it came from."""
-    line, base = [number], base_of(session, federation, number)
-    while base is not None:
-        line.append(base)
-        base = base_of(session, federation, base)
+    rounds = select(Round.number, Round.base_model).where(Round.federation_id == federation.id, Round.state == "done")
+    bases = {row.number: row.base_model for row in session.execute(rounds)}
+    line = [number]
+    while line[-1] in bases:
+        line.append(bases[line[-1]])
     if federation.best_model is None or federation.best_model >= min(line):  # else it is from before an import
         federation.best_accuracy = federation.best_model = None
     federation.stale_rounds = 0
+    models = select(Model.number, Model.rounds_done).where(Model.federation_id == federation.id)
+    rounds_done = {row.number: row.rounds_done for row in session.execute(models)}
+    accuracies = pooled_accuracies(session, federation)
     for ancestor in reversed(line):
-        note_accuracy(session, federation, ancestor)
+        is_copy = ancestor in bases and rounds_done.get(ancestor) == rounds_done.get(bases[ancestor])
+        _note(federation, ancestor, accuracies.get(ancestor), is_copy=is_copy)

@@ -12,10 +12,12 @@ from server.core.rounds import (
     Aggregate,
     Fail,
     Finish,
+    LastSigns,
     OpenRound,
     RoundSnapshot,
     StartClock,
     Waiting,
+    explain_missing,
     judge_federation,
     judge_round,
 )
@@ -25,9 +27,10 @@ from server.service.context import Actor, Context, client_record, dump_roster, h
 from server.service.history import pooled_accuracy
 from server.service.uptime import uptime, wall_time
 from server.store.session import LOCK
-from server.store.tables import Client, Federation, Model, Participant, Round, Transfer, Update
+from server.store.tables import Absence, Client, Federation, Model, Participant, Round, Transfer, Update
 
 COORDINATOR = Actor("coordinator")
+_LONGEST_REASON = 500
 
 
 def round_under_way(session: Session, federation: Federation) -> Round | None:
@@ -39,7 +42,15 @@ def round_under_way(session: Session, federation: Federation) -> Round | None:
 def snapshot(session: Session, federation: Federation, round_: Round) -> RoundSnapshot:
     """What the core needs to judge a round; its times are uptimes. No deadline passes while none is set."""
     rows = session.execute(
-        select(Client.name, Client.state, Update.received_at, Transfer.grown_uptime, Participant.seen)
+        select(
+            Client.name,
+            Client.state,
+            Update.received_at,
+            Transfer.grown_uptime,
+            Participant.seen,
+            Client.heard_uptime,
+            Client.status_at,
+        )
         .join(Participant, Participant.client_id == Client.id)
         .outerjoin(Update, (Update.round_id == round_.id) & (Update.client_id == Client.id))
         .outerjoin(Transfer, (Transfer.round_id == round_.id) & (Transfer.client_id == Client.id))
@@ -47,8 +58,8 @@ def snapshot(session: Session, federation: Federation, round_: Round) -> RoundSn
         .order_by(Client.name)
     )
     participants = tuple(
-        ParticipantView(name, state == "active", received is not None, last_byte, seen)
-        for name, state, received, last_byte, seen in rows
+        ParticipantView(name, state == "active", received is not None, last_byte, seen, heard, status_at is not None)
+        for name, state, received, last_byte, seen, heard, status_at in rows
     )
     due = math.inf if federation.due_uptime is None else federation.due_uptime
     return RoundSnapshot(round_.number, 0.0, due, participants, round_.clock_started)
@@ -58,6 +69,12 @@ def active_clients(session: Session, federation: Federation) -> list[Client]:
     """In the order of their names, which everything that must be reproducible uses; no database's collation does."""
     query = select(Client).where(Client.federation_id == federation.id, Client.state == "active")
     return sorted(session.execute(query).scalars(), key=lambda client: client.name)
+
+
+def absent_clients(session: Session, federation: Federation, clients: list[Client]) -> list[Client]:
+    """Those that have not been heard from for as long as the plan allows."""
+    silent_since = uptime(session) - plan_of(federation.plan).rounds.absent_after_s
+    return [client for client in clients if client.heard_uptime <= silent_since]
 
 
 def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiting | None:
@@ -98,10 +115,12 @@ def _judge_round(session: Session, federation: Federation, round_: Round) -> Wai
 
 def _judge_idle(session: Session, federation: Federation) -> OpenRound | Finish | Waiting | Fail:
     rules, now = plan_of(federation.plan).rounds, uptime(session)
+    clients = active_clients(session, federation)
     return judge_federation(
         rules,
         completed_rounds=federation.completed_rounds,
-        active_clients=len(active_clients(session, federation)),
+        active_clients=len(clients),
+        absent=[client.name for client in absent_clients(session, federation, clients)],
         waiting_since=now if federation.due_uptime is None else federation.due_uptime - rules.join_deadline_s,
         latest_accuracy=_latest_accuracy(session, federation),
         stale_rounds=federation.stale_rounds,
@@ -155,14 +174,16 @@ def advance(session: Session, ctx: Context, federation: Federation) -> None:
     elif isinstance(verdict, Fail):
         set_state(session, ctx, federation, "paused", verdict.reason, verdict.detail)
     else:
-        federation.due_uptime = verdict.until
+        federation.due_uptime, federation.look_uptime = verdict.until, verdict.look_at
 
 
 def _advance_round(session: Session, ctx: Context, federation: Federation, round_: Round) -> None:
     if round_.state != "open":
         return
     verdict, rules = _judge_round(session, federation, round_), plan_of(federation.plan).rounds
+    federation.look_uptime = None
     if isinstance(verdict, Aggregate):
+        note_missing(session, round_)
         round_.state, round_.closed_at = "aggregating", ctx.clock()
         federation.due_uptime = federation.held_s = None
         wake(federation)
@@ -170,12 +191,16 @@ def _advance_round(session: Session, ctx: Context, federation: Federation, round
         fail_round(session, ctx, federation, round_, verdict)
     elif federation.state == "running" and isinstance(verdict, StartClock):
         round_.clock_started, federation.due_uptime = True, uptime(session) + rules.deadline_s
-    elif federation.state == "running" and federation.due_uptime is None:  # opened by an older release
-        federation.due_uptime = uptime(session) + rules.join_deadline_s
+        _advance_round(session, ctx, federation, round_)  # who is absent matters from now on
+    elif federation.state == "running" and isinstance(verdict, Waiting):
+        federation.look_uptime = verdict.look_at
+        if federation.due_uptime is None:  # opened by an older release
+            federation.due_uptime = uptime(session) + rules.join_deadline_s
 
 
 def hold(session: Session, federation: Federation) -> None:
     """From now on time stands still for the federation."""
+    federation.look_uptime = None
     if federation.due_uptime is not None:
         federation.held_s, federation.due_uptime = federation.due_uptime - uptime(session), None
 
@@ -205,9 +230,35 @@ def note_seen(session: Session, ctx: Context, round_id: int, client_ids: Collect
 
 def fail_round(session: Session, ctx: Context, federation: Federation, round_: Round, why: Fail) -> None:
     """The round is over without a model; the federation pauses and says why."""
+    if round_.state == "open":
+        note_missing(session, round_)
     round_.state, round_.reason, round_.reason_detail, round_.closed_at = "failed", why.reason, why.detail, ctx.clock()
     record(session, ctx, COORDINATOR, "round.failed", federation.name, round=round_.number, reason=full_reason(round_))
     set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {why.reason}", why.detail)
+
+
+def note_missing(session: Session, round_: Round) -> None:
+    """Record why each participant without an update has none, as far as that is known now."""
+    missing = (
+        select(Client)
+        .join(Participant, Participant.client_id == Client.id)
+        .outerjoin(Update, (Update.round_id == round_.id) & (Update.client_id == Client.id))
+        .where(Participant.round_id == round_.id, Update.client_id.is_(None))
+    )
+    for client in session.execute(missing).scalars():
+        session.merge(Absence(round_id=round_.id, client_id=client.id, reason=_explain(session, client)))
+
+
+def _explain(session: Session, client: Client) -> str:
+    signs = LastSigns(
+        state=client.state,
+        last_seen_at=client.last_seen_at,
+        silent_s=uptime(session) - client.heard_uptime,
+        reports=client.status_at is not None,
+        detail=client.activity_detail or client.activity,
+        troubles=tuple(trouble["message"] for trouble in json.loads(client.troubles)),
+    )
+    return explain_missing(signs)[:_LONGEST_REASON]
 
 
 def full_reason(row: Federation | Round) -> str:
@@ -229,6 +280,7 @@ def set_state(
 def _open_round(session: Session, ctx: Context, federation: Federation) -> None:
     plan, half, now = plan_of(federation.plan), half_of(federation.plan), ctx.clock()
     clients = active_clients(session, federation)
+    absent = absent_clients(session, federation, clients)
     roster = [client_record(client) for client in clients]
     last = session.execute(
         select(Round.number).where(Round.federation_id == federation.id).order_by(Round.number.desc()).limit(1)
@@ -245,8 +297,13 @@ def _open_round(session: Session, ctx: Context, federation: Federation) -> None:
     )
     session.add(round_)
     session.flush()
-    ids = {client.name: client.id for client in clients}
+    ids = {client.name: client.id for client in clients if client not in absent}
     chosen = choose_participants(ids, plan.rounds.sample_fraction, plan.seed, number)
     session.add_all(Participant(round_id=round_.id, client_id=ids[name]) for name in chosen)
+    session.add_all(
+        Absence(round_id=round_.id, client_id=client.id, reason=f"not chosen: {_explain(session, client)}")
+        for client in absent
+    )
+    federation.look_uptime = None
     federation.due_uptime = uptime(session) + plan.rounds.join_deadline_s  # for a quorum of them to show up
     ctx.touch(federation)

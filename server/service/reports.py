@@ -27,11 +27,12 @@ def round_pages(ctx: Context, name: str, only_client: str | None, after: int, li
 
     def view(session: Session, record: RoundRecord) -> RoundView:
         shown = {record.names[key]: history.describe_evaluation(value) for key, value in record.evaluations.items()}
-        pooled = history.pool(record.evaluations) if operator else None
+        pooled = record.pooled if operator else None
         summary = summarise(session, ctx, record.round, (record.participants, record.landed), for_operator=operator)
         return RoundView(
             **summary.model_dump(),
             uploads=record.updates,
+            missing=record.missing,
             evaluation=history.describe_evaluation(pooled) if pooled is not None and pooled.samples else None,
             client_evaluations=shown,
         )

@@ -19,7 +19,7 @@ from server.service.tasks import round_of
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.session import LOCK
-from server.store.tables import Blob, Federation, Participant, Round, Transfer, Update
+from server.store.tables import Blob, Client, Federation, Participant, Round, Transfer, Update
 from shared.problems import WireError
 from shared.schemas import TrainingReport, UpdateReceipt
 from shared.wire import Checker, Spec
@@ -355,6 +355,7 @@ def _accept(
             )
             session.add(update)
             session.delete(transfer)
+            session.get_one(Client, identity.client_id).heard_uptime = uptime(session)  # the next round may open now
             session.flush()
             wake(federation)
             advance(session, ctx, federation)

@@ -18,6 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     text,
+    true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -89,6 +90,9 @@ class Federation(Base):
     best_model: Mapped[int | None]
     stale_rounds: Mapped[int] = mapped_column(default=0)
     due_uptime: Mapped[float | None] = mapped_column(Float, index=True)  # when what it waits for is overdue
+    look_uptime: Mapped[float | None] = mapped_column(
+        Float, index=True
+    )  # when somebody may count as absent before that
     held_s: Mapped[float | None] = mapped_column(Float)  # what was left until then when it was paused
     deleted_at: Mapped[float | None] = mapped_column(Float)  # nobody sees it any more; its rows are being removed
     version: Mapped[int] = mapped_column(BigInteger, default=0)  # grows when long polls should look again
@@ -124,6 +128,12 @@ class Client(Base):
     state: Mapped[str] = mapped_column(String(16))
     joined_at: Mapped[float] = mapped_column(Float)
     last_seen_at: Mapped[float] = mapped_column(Float)
+    heard_uptime: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")  # the same, to judge absence by
+    activity: Mapped[str] = mapped_column(String(16), default="", server_default="")  # what its agent reported last;
+    activity_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator and itself
+    troubles: Mapped[str] = mapped_column(Text, default="[]", server_default="[]")
+    status_at: Mapped[float | None] = mapped_column(Float)  # of that report; None: its agent makes none
+    counted: Mapped[bool] = mapped_column(Boolean, default=True, server_default=true())  # in the pooled accuracy
 
 
 class Invite(Base):
@@ -196,6 +206,15 @@ class Participant(Base):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
     seen: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it was handed the round
     most_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # of its uploads under way
+
+
+class Absence(Base):
+    """Why a client has no update in a round: it was absent when the round opened, or missing when it closed."""
+
+    __tablename__ = "absences"
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id", ondelete="CASCADE"), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)  # for the operator and the client itself
 
 
 class Update(Base):

@@ -30,14 +30,15 @@ _ON_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 
 
 class SecurityHeaders:
-    """ASGI middleware: adds what the answer does not say itself."""
+    """ASGI middleware: adds what the answer does not say itself, and the service's `own` headers."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, own: dict[str, str] | None = None) -> None:
         self._app = app
+        self._always = [*_ALWAYS, *((name.lower().encode(), value.encode()) for name, value in (own or {}).items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        wanted = [*_ALWAYS, _ON_HTTPS] if scope.get("scheme") == "https" else _ALWAYS
+        wanted = [*self._always, _ON_HTTPS] if scope.get("scheme") == "https" else self._always
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -94,6 +94,7 @@ ROUTES = [
     Route("GET", "/v1/me", CLIENT),
     Route("PATCH", "/v1/me", CLIENT, options={"json": {"class_counts": {"cat": 3}, "held_out_images": 10}}),
     Route("POST", "/v1/me/token", CLIENT),
+    Route("PUT", "/v1/me/status", CLIENT, options={"json": {"activity": "waiting"}}),
     Route("GET", "/v1/task", CLIENT, "?wait=0"),
     Route("PUT", "/v1/models/{number}/evaluation", CLIENT, options={"json": MEASURED}),
     Route("GET", "/v1/rounds/{round_id}/model", ROUND),

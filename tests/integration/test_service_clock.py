@@ -32,7 +32,8 @@ class TestFirstContact:
 
     @pytest.fixture
     def desk(self, clean_db: Database) -> Desk:
-        return Desk(clean_db, fedavg_plan(min_clients=3, quorum=0.66, join_deadline_s=DAY), polling=False)
+        plan = fedavg_plan(min_clients=3, quorum=0.66, join_deadline_s=DAY, absent_after_s=30 * DAY)
+        return Desk(clean_db, plan, polling=False)
 
     @pytest.fixture
     def sites(self, desk: Desk) -> list[Identity]:

@@ -28,12 +28,13 @@ from server.service.aggregation import LEASE_S, Aggregator
 from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
+from server.service.housekeeping import Heartbeats
 from server.service.progress import waiting_for
 from server.service.uploads import Upload, UploadPart, status
 from server.service.uptime import uptime
 from server.store.session import Database
-from server.store.tables import Blob, Federation, Model, Participant, Round, Update
-from shared.schemas import JoinRequest, UpdateReceipt
+from server.store.tables import Absence, Blob, Federation, Model, Participant, Round, Update
+from shared.schemas import JoinRequest, StatusReport, UpdateReceipt
 from shared.wire import digest
 
 STAGES = ("before-fold", "after-fold", "before-store", "before-publish", "after-publish")
@@ -45,6 +46,7 @@ RULES = {
     "upload_idle_s": 20,
     "upload_grace_s": 40,
     "join_deadline_s": 300,
+    "absent_after_s": 120,
 }
 BODIES = [update_body(fedavg_plan(), {}, seed) for seed in range(40)]
 RETENTION = Retention(resumable_s=100, torn_s=50, garbage_s=200)
@@ -118,7 +120,7 @@ class Coordinator(RuleBasedStateMachine):
         *["join"] * 3,
         *["leave", "revoke"],
         *["pause", *["resume"] * 4, "cancel"],
-        *["time_passes", "time_passes_unnoticed", "clock_jumps"],
+        *["time_passes", "time_passes_unnoticed", "clock_jumps", "somebody_falls_silent", "somebody_falls_silent"],
         *["work"] * 5,
         *["work_a_step"] * 2,
         *["crash"] * 4,
@@ -322,6 +324,21 @@ class Coordinator(RuleBasedStateMachine):
         self.desk.wait(draw(SECONDS))
         housekeeping.pass_deadlines(self.process(draw).ctx)
 
+    def somebody_falls_silent(self, draw: Draw) -> None:
+        """Time passes while some agents report, some poll and some are dead; the dead may still upload later."""
+        beats, active = Heartbeats(), [site for site in self.sites if site.active]
+        for site in draw(st.lists(st.sampled_from(active), max_size=4)) if active else []:
+            who = enrolment.authenticate(self.ctx, site.token)
+            if draw(st.booleans()):
+                beats.note_report(who.client_id, self.clock(), StatusReport(activity="training"))
+            else:
+                beats.note(who.client_id, self.clock(), can_report=draw(st.booleans()))
+        beats.flush(self.process(draw).ctx)
+        self.desk.polling = False
+        self.desk.wait(draw(SECONDS))
+        self.desk.polling = True
+        housekeeping.pass_deadlines(self.process(draw).ctx)
+
     def time_passes_unnoticed(self, draw: Draw) -> None:
         self.desk.wait(draw(SECONDS))
 
@@ -406,6 +423,15 @@ class Coordinator(RuleBasedStateMachine):
 
     def check_failure(self, round_: Round, federation: Federation) -> None:
         assert (round_.state == "failed") == bool(round_.reason)
+        if round_.state in ("done", "failed") and "cancelled" not in round_.reason:
+            with self.db.read() as session:
+                chosen = select(Participant.client_id).where(Participant.round_id == round_.id)
+                participants = set(session.execute(chosen).scalars())
+                explained = select(Absence.client_id).where(Absence.round_id == round_.id)
+                absent = set(session.execute(explained).scalars())
+            uploaded = {client_id for round_id, client_id in self.accepted if round_id == round_.id}
+            assert participants - uploaded <= absent, "whoever is missing is listed with a reason"
+            assert not uploaded & absent
         if round_.state == "failed" and round_.id not in self.failed:
             self.failed.add(round_.id)
             assert federation.state in ("paused", "cancelled")
@@ -414,8 +440,11 @@ class Coordinator(RuleBasedStateMachine):
     def check_due(self, federation: Federation) -> None:
         """A running federation says what it waits for, unless its time is over and nobody has looked yet."""
         with self.db.read() as session:
+            now = uptime(session)
             assert federation.due_uptime is not None
-            assert federation.due_uptime <= uptime(session)
+            look_at = federation.look_uptime
+            is_planned = look_at is not None and look_at <= now + self.plan.rounds.absent_after_s
+            assert federation.due_uptime <= now or is_planned
 
     def teardown(self) -> None:
         """However it went, it goes on from there: a federation that has not ended can still be brought to its end."""

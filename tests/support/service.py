@@ -23,7 +23,7 @@ from server.service.progress import round_under_way
 from server.service.uptime import UptimeCounter
 from server.store import blobs
 from server.store.session import Database
-from server.store.tables import Base, Blob, Federation, Model, Participant, Personal, Round, Transfer, Update
+from server.store.tables import Base, Blob, Client, Federation, Model, Participant, Personal, Round, Transfer, Update
 from shared.evaluation import Evaluation
 from shared.methods import server_half
 from shared.methods.base import SHARED
@@ -138,7 +138,18 @@ class Desk:
         with self.db.read() as session:
             for client_id, round_id in session.execute(query):
                 if client_id in chosen or not who:
-                    beats.note(client_id, self.clock(), round_id)
+                    beats.note(client_id, self.clock(), round_id, can_report=False)
+        beats.flush(self.ctx)
+        self.hear(*who)
+
+    def hear(self, *who: Identity) -> None:
+        """The agents of these sites, or of all that poll anyway, give a sign of life; they are of an older release."""
+        active = select(Client.id).join(Federation).where(Client.state == "active", Federation.name == self.name)
+        with self.db.read() as session:
+            client_ids = [site.client_id for site in who] or list(session.execute(active).scalars())
+        beats = Heartbeats()
+        for client_id in client_ids if who or self.polling else ():
+            beats.note(client_id, self.clock(), can_report=False)
         beats.flush(self.ctx)
 
     def body(self, seed: int) -> bytes:
@@ -175,6 +186,7 @@ class Desk:
         self.uptime.count()
         self.clock.advance(seconds)
         self.uptime.count()
+        self.hear()
 
     def let_pass(self, seconds: float) -> None:
         """Let time pass, and what is due by then happen."""

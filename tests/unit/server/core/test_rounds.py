@@ -10,12 +10,14 @@ from server.core.rounds import (
     Aggregate,
     Fail,
     Finish,
+    LastSigns,
     OpenRound,
     Participant,
     RoundSnapshot,
     StartClock,
     Waiting,
     describe,
+    explain_missing,
     judge_federation,
     judge_round,
 )
@@ -170,6 +172,91 @@ class TestArrivingUpload:
         assert judge(uploaded(), missing(last_byte_at=DEADLINE), now=DEADLINE, rules=rules) == Aggregate()
 
 
+ABSENT = RoundsPlan(deadline_s=600, quorum=0.5, absent_after_s=200)
+
+
+def silent(name: str = "dead", *, heard_at: float = OPENED, seen: bool = True, reports: bool = True) -> Participant:
+    return Participant(name, active=True, uploaded=False, seen=seen, heard_at=heard_at, reports=reports)
+
+
+class TestAbsence:
+    """A client that has not been heard from for a stated time is not waited for while there is a quorum."""
+
+    def test_ends_the_wait_once_all_others_have_uploaded(self) -> None:
+        clients = uploaded(), uploaded(), silent()
+        verdict = judge(*clients, now=math.nextafter(OPENED + 200, 0), rules=ABSENT)
+        assert verdict == Waiting("1 of 3 clients", OPENED, DEADLINE, ("dead",), look_at=OPENED + 200)
+        assert judge(*clients, now=OPENED + 200, rules=ABSENT) == Aggregate()
+
+    def test_does_not_end_it_while_a_present_client_trains(self) -> None:
+        training = silent("slow", heard_at=OPENED + 290)
+        verdict = judge(uploaded(), uploaded(), training, silent(), now=OPENED + 300, rules=ABSENT)
+        what = "2 of 4 clients, 1 of them absent"
+        assert verdict == Waiting(what, OPENED, DEADLINE, ("slow", "dead"), look_at=OPENED + 490)
+
+    def test_does_not_lower_the_quorum(self) -> None:
+        verdict = judge(uploaded(), silent("a"), silent("b"), now=OPENED + 300, rules=ABSENT)
+        assert isinstance(verdict, Waiting)
+        assert verdict.look_at is None, "before another upload time alone changes nothing"
+
+    def test_of_an_agent_that_cannot_report_is_not_known_while_it_may_be_training(self) -> None:
+        older = silent("older", reports=False)
+        verdict = judge(uploaded(), older, now=OPENED + 300, rules=ABSENT)
+        assert verdict == Waiting("1 of 2 clients", OPENED, DEADLINE, ("older",), look_at=OPENED + 500)
+        assert isinstance(judge(uploaded(), older, now=DEADLINE - 1, rules=ABSENT), Waiting)
+        assert judge(uploaded(), older, now=DEADLINE, rules=ABSENT) == Aggregate()
+        unseen_older = silent("older", reports=False, seen=False)
+        assert judge(uploaded(), unseen_older, now=OPENED + 200, rules=ABSENT) == Aggregate()
+
+    def test_is_over_when_bytes_arrive(self) -> None:
+        uploading = replace(silent(), last_byte_at=OPENED + 250)
+        assert isinstance(judge(uploaded(), uploading, now=OPENED + 300, rules=ABSENT), Waiting)
+
+    @given(rounds, times, quorums, st.lists(st.floats(OPENED - 500, DEADLINE), min_size=12, max_size=12))
+    def test_only_ever_ends_a_round_earlier_and_as_its_deadline_would(
+        self, members: list[Participant], now: float, quorum: float, heard: list[float]
+    ) -> None:
+        rules = ABSENT.model_copy(update={"quorum": quorum, "upload_grace_s": 0.0})
+        clients = [replace(client, heard_at=at) for client, at in zip(members, heard, strict=False)]
+        verdict, patient = judge(*clients, now=now, rules=rules), judge(*members, now=now, rules=rules)
+        if type(verdict) is not type(patient):
+            assert (verdict, type(patient)) == (Aggregate(), Waiting)
+            assert judge(*members, now=DEADLINE, rules=rules) == Aggregate()
+        if isinstance(verdict, Waiting) and verdict.look_at is not None:
+            assert now < verdict.look_at < DEADLINE
+            if verdict.look_at < now + rules.absent_after_s:
+                assert judge(*clients, now=verdict.look_at, rules=rules) == Aggregate()
+
+
+class TestReasonsForMissing:
+    @pytest.mark.parametrize(
+        ("signs", "reason"),
+        [
+            (LastSigns("left", 0, 0, True, ""), "left"),
+            (LastSigns("revoked", 0, 9e9, True, "training round 1", ("Full.",)), "revoked"),
+            (LastSigns("active", 0, 30, True, "training round 1"), "seen, last reported: training round 1"),
+            (
+                LastSigns("active", 0, 3600, True, "training round 1"),
+                "not seen since 1970-01-01 00:00 UTC; last reported: training round 1",
+            ),
+            (
+                LastSigns("active", 0, 30, True, "waiting for work", ("Some images cannot be read.",)),
+                "reported: Some images cannot be read.",
+            ),
+            (
+                LastSigns("active", 0, 3600, True, "waiting for work", ("Some images cannot be read.",)),
+                "reported: Some images cannot be read.; not seen since 1970-01-01 00:00 UTC",
+            ),
+            (
+                LastSigns("active", 60, 30, False, ""),
+                "last seen 1970-01-01 00:01 UTC; its agent does not report what it does",
+            ),
+        ],
+    )
+    def test_say_what_is_known(self, signs: LastSigns, reason: str) -> None:
+        assert explain_missing(signs) == reason
+
+
 class TestDefaultQuorum:
     @pytest.mark.parametrize(("total", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (10, 7)])
     def test_does_without_one_site_of_three(self, total: int, needed: int) -> None:
@@ -246,6 +333,7 @@ def judge_idle(
     *,
     completed: int = 0,
     active: int = 5,
+    absent: tuple[str, ...] = (),
     accuracy: float | None = None,
     stale: int = 0,
     now: float = 0,
@@ -254,6 +342,7 @@ def judge_idle(
         rules,
         completed_rounds=completed,
         active_clients=active,
+        absent=absent,
         waiting_since=0,
         latest_accuracy=accuracy,
         stale_rounds=stale,
@@ -272,6 +361,20 @@ class TestFederationBetweenRounds:
     def test_gives_up_waiting_at_the_join_deadline(self) -> None:
         verdict = judge_idle(RoundsPlan(min_clients=5, join_deadline_s=100), active=4, now=100)
         assert verdict == Fail("only 4 of 5 clients had joined when the time to join was over")
+
+    def test_waits_until_enough_are_present(self) -> None:
+        rules = RoundsPlan(min_clients=4, join_deadline_s=1000, absent_after_s=200)
+        assert judge_idle(rules, absent=("north",)) == OpenRound()
+        verdict = judge_idle(rules, absent=("south", "north"), now=50)
+        what = "clients to connect: 3 of at least 4 are present"
+        assert verdict == Waiting(what, 0, 1000, ("north", "south"), look_at=250)
+        assert describe(verdict, 50) == f"waiting for {what}; deadline in 16 min", "clients learn no names"
+
+    def test_gives_up_waiting_for_absent_ones_at_the_join_deadline(self) -> None:
+        rules = RoundsPlan(min_clients=4, join_deadline_s=100)
+        verdict = judge_idle(rules, absent=("south", "north"), now=100)
+        reason = "only 3 of at least 4 clients were present when the time to connect was over"
+        assert verdict == Fail(reason, "absent: north, south")
 
     def test_has_no_join_deadline_once_enough_have_joined(self) -> None:
         assert judge_idle(RoundsPlan(min_clients=5, join_deadline_s=100), now=1e9) == OpenRound()

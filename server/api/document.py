@@ -38,7 +38,7 @@ def _describe_plan(document: dict[str, Any]) -> None:
             if "const" in field:  # the name of a method, by which the union's readers tell its members apart
                 table["required"] = [*table.get("required", []), key]
                 del field["default"]
-            elif (default := field.pop("default", None)) is not None:
+            elif key != "preset" and (default := field.pop("default", None)) is not None:
                 text = field.get("description", "")
                 field["description"] = f"{text} Default: {default}, unless the preset says otherwise.".strip()
 

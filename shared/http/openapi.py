@@ -114,6 +114,10 @@ def _completed(document: dict[str, Any], anywhere: Sequence[int]) -> dict[str, A
     used: set[str] = set()
     for method, _, operation in operations(document):
         operation.setdefault("security", [])
+        for parameter in operation.get("parameters", ()):
+            parameter["schema"] = _without_null(parameter["schema"])
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            content["schema"] = _without_null(content["schema"])
         responses = operation["responses"]
         for status in anywhere:
             responses.setdefault(str(status), {})
@@ -132,6 +136,14 @@ def _complete_response(status: int, response: dict[str, Any], *, has_body: bool)
     response["headers"] = headers(*names)["headers"] | response.get("headers", {})
     if not has_body:
         response.pop("content", None)
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """What may be left out has a null in pydantic's schema; it cannot be sent as one."""
+    others = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(others) != 1 or len(schema["anyOf"]) == 1:
+        return schema
+    return others[0] | {key: value for key, value in schema.items() if key in ("title", "description")}
 
 
 def _drop_object_defaults(schema: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ _BY_STATUS = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After",),
     HTTPStatus.INSUFFICIENT_STORAGE: ("Retry-After",),
 }
+_WITH_TOKEN, _WITH_BODY = (401, 403), (408, 413, 415, 422)  # how such operations can always fail
 _METHODS = {"get", "put", "post", "delete", "head", "patch"}
 
 
@@ -119,7 +120,9 @@ def _completed(document: dict[str, Any], anywhere: Sequence[int]) -> dict[str, A
         for content in operation.get("requestBody", {}).get("content", {}).values():
             content["schema"] = _without_null(content["schema"])
         responses = operation["responses"]
-        for status in anywhere:
+        with_token = _WITH_TOKEN if operation["security"] else ()
+        with_body = _WITH_BODY if "requestBody" in operation else ()
+        for status in (*anywhere, *with_token, *with_body):
             responses.setdefault(str(status), {})
         operation["responses"] = dict(sorted(responses.items()))
         for status, response in responses.items():
@@ -143,7 +146,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     others = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     if len(others) != 1 or len(schema["anyOf"]) == 1:
         return schema
-    return others[0] | {key: value for key, value in schema.items() if key in ("title", "description")}
+    return {**others[0], **{key: value for key, value in schema.items() if key in ("title", "description")}}
 
 
 def _drop_object_defaults(schema: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -45,12 +46,10 @@ def _methods(request: Request, path: str) -> Iterator[str]:
 
 
 async def known_query(request: Request) -> None:
-    """A dependency: refuse query parameters that the document does not have, which would be ignored in silence."""
+    """A dependency: refuse query parameters that the route does not have, which would be ignored in silence."""
     if not request.query_params:
         return
-    item = request.app.openapi()["paths"].get(request.scope["route"].path, {})
-    parameters = item.get(request.method.lower(), {}).get("parameters", ())
-    known = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
+    known = list(_query_names(request.scope["route"].dependant))
     faults = [
         {"type": "unknown_parameter", "loc": ("query", name[:_SHOWN]), "msg": _advice(name, known)}
         for name in dict.fromkeys(request.query_params)
@@ -58,6 +57,13 @@ async def known_query(request: Request) -> None:
     ]
     if faults:
         raise RequestValidationError(faults)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Yield what a function and its dependencies declare; making the OpenAPI document for that would take 0.2 s."""
+    yield from (field.alias for field in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_names(dependency)
 
 
 def _advice(name: str, known: list[str]) -> str:

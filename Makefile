@@ -6,14 +6,18 @@ STAMP := $(VENV)/.installed
 
 .PHONY: test coverage check check-migrations demo format install audit clean
 
-# One test process a core, each computing with one thread: more threads than cores slow all of them down.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25
+# Tools of other people, for tests of the APIs; apart, because their dependencies are not ours.
+GENERATORS := $(VENV)/generators
+GENERATORS_STAMP := $(GENERATORS)/.installed
 
-test: check
+# One test process a core, each computing with one thread: more threads than cores slow all of them down.
+PYTEST = PATH="$$PATH:$(CURDIR)/$(GENERATORS)/bin:$(CURDIR)/$(GENERATORS)/node_modules/.bin" OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25
+
+test: check $(GENERATORS_STAMP)
 	$(PYTEST)
 
 # The same with a report of the lines that no test runs, here and in htmlcov; takes longer.
-coverage: check
+coverage: check $(GENERATORS_STAMP)
 	$(PYTEST) --cov --cov-report=term --cov-report=html
 
 check: $(STAMP)
@@ -51,6 +55,15 @@ $(STAMP): pyproject.toml shared/__init__.py
 		{ echo "This Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+# Without npm, or a way to its packages, the tests that need them are skipped; with CI=true they fail.
+$(GENERATORS_STAMP): tests/generators/requirements.txt tests/generators/package.json | $(STAMP)
+	$(PYTHON) -m venv $(GENERATORS)
+	$(GENERATORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/generators/requirements.txt
+	@cp tests/generators/package.json $(GENERATORS)/
+	npm install --prefix $(GENERATORS) --silent --no-audit --no-fund --no-package-lock --ignore-scripts || \
+		echo "no npm, or no way to its packages: tests of TypeScript clients and of tus-js-client are skipped"
 	@touch $@
 
 clean:

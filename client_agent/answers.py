@@ -1,9 +1,28 @@
-"""What `/predict` answers."""
+"""What `/predict` and `/` answer."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from client_agent.serving import Answer, ServingModel
+from shared import __version__
+
+
+class Links(BaseModel):
+    """The other calls, relative to this one."""
+
+    predict: str = "/predict"
+    info: str = "/info"
+    docs: str = "/docs"
+
+
+class Overview(BaseModel):
+    """What the agent answers at its root."""
+
+    service: str = "DisTrans agent"
+    version: str = __version__
+    federation: str
+    model: int | None = Field(description="Number of the model that answers /predict; null before the first one.")
+    links: Links = Links()
 
 
 class ScoredClass(BaseModel):

@@ -9,10 +9,10 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from client_agent.answers import PredictAnswer, describe
+from client_agent.answers import Overview, PredictAnswer, describe
 from client_agent.bodies import Bodies
 from client_agent.callers import OwnCallers
 from client_agent.figures import Figures
@@ -21,13 +21,23 @@ from client_agent.refusals import ProblemError, answer_with_problems
 from client_agent.serving import PredictionQueue, QueueFull
 from client_agent.settings import ServeOptions
 from shared import __version__
-from shared.http import docs_page
+from shared.http import docs_page, openapi
 from shared.http.headers import SecurityHeaders
 from shared.http.last_resort import LastResort
+from shared.http.openapi import problem_responses
 from shared.http.request_id import RequestIds, current_request_id
+from shared.http.unmatched import known_query
 from shared.plan import FederationPlan
 
 ACCESS_LOG = "client_agent.access"
+_DESCRIPTION = """Predictions of a federation's model with this site's offset.
+
+Where the agent runs with a predict token, send it as `Authorization: Bearer TOKEN`. Errors are
+`application/problem+json` with a stable `code`."""
+_TAGS = [
+    {"name": "predictions", "description": "Classify images."},
+    {"name": "agent", "description": "What the agent serves and how it does."},
+]
 
 
 def create_app(
@@ -37,18 +47,37 @@ def create_app(
     app = FastAPI(
         title="DisTrans agent",
         version=__version__,
-        description="Predictions with this site's offset.",
+        description=_DESCRIPTION,
+        contact={"name": "The operator of this agent"},
+        openapi_tags=_TAGS,
+        servers=[{"url": "/"}],
+        generate_unique_id_function=openapi.operation_id,
+        redirect_slashes=False,
         docs_url=None,  # ours is in docs_page
         redoc_url=None,
     )
+    openapi.install(app, anywhere=(400, 403, 421, 500))
     answer_with_problems(app)
     docs_page.install(app)
     _add_middleware(app, options)
     figures, bodies = Figures(), Bodies(options)
     allowed = [Depends(_token_check(options.token))]
 
-    @app.post("/predict", dependencies=allowed, openapi_extra=REQUEST_BODY, response_model=PredictAnswer)
-    async def predict(
+    @app.get("/", dependencies=allowed, tags=["agent"], responses=problem_responses(401))
+    async def get_overview() -> Overview:
+        """What this is, which model it serves, and where to go from here."""
+        model = predictions.model
+        return Overview(federation=plan.name, model=None if model is None else model.number)
+
+    @app.post(
+        "/predict",
+        dependencies=[*allowed, Depends(known_query)],
+        openapi_extra=REQUEST_BODY,
+        response_model=PredictAnswer,
+        tags=["predictions"],
+        responses=problem_responses(401, 408, 413, 415, 422, 429, 503),
+    )
+    async def predict_images(
         request: Request,
         top_k: Annotated[int, Query(ge=1, le=1000, description="How many classes to list for each image.")] = 3,
         offset: Annotated[Literal["own", "none", "both"], Query(description="own, none or both.")] = "own",
@@ -83,25 +112,31 @@ def create_app(
         figures.latency.observe(time.perf_counter() - started)
         return Response(described, media_type="application/json")
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
+    @app.get("/healthz", tags=["agent"])
+    async def check_health() -> dict[str, str]:
         """The process is alive."""
         return {"status": "ok", "version": __version__}
 
-    @app.get("/readyz")
-    async def readyz() -> Response:
+    @app.get("/readyz", tags=["agent"], responses=problem_responses(503))
+    async def check_readiness() -> Response:
         """There is a model to answer with."""
         if predictions.model is None:
             raise _no_model()
         return JSONResponse({"status": "ready", "round": predictions.model.number})
 
-    @app.get("/info", dependencies=allowed)
+    @app.get("/info", dependencies=allowed, tags=["agent"], responses=problem_responses(401))
     def get_info() -> dict[str, Any]:
         """The agent, its model, and what each round's model scored on this site's held-out images."""
         return info()
 
-    @app.get("/metrics", dependencies=allowed)
-    def metrics() -> Response:
+    @app.get(
+        "/metrics",
+        dependencies=allowed,
+        tags=["agent"],
+        response_class=PlainTextResponse,
+        responses=problem_responses(401),
+    )
+    def get_metrics() -> Response:
         """Figures for Prometheus."""
         return figures.response(predictions.model)
 

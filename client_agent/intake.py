@@ -28,7 +28,11 @@ REQUEST_BODY: dict[str, Any] = {
         "content": {
             **{kind: {"schema": _FILE} for kind in IMAGE_TYPES},
             "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"images": {"type": "array", "items": _FILE}}}
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "properties": {"images": {"type": "array", "items": _FILE}},
+                }
             },
             "application/json": {
                 "schema": {

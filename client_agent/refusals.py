@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from shared.http.problems import problem
+from shared.http.unmatched import http_problem
 
 
 class ProblemError(Exception):
@@ -40,8 +41,5 @@ def answer_with_problems(app: FastAPI) -> None:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-parameters", faults, next_step="See /docs.")
 
     @app.exception_handler(HTTPException)
-    async def http_error(_request: Request, error: HTTPException) -> JSONResponse:
-        status = HTTPStatus(error.status_code)
-        code = status.phrase.lower().replace(" ", "-")
-        headers = dict(error.headers) if error.headers else None
-        return problem(status, code, str(error.detail), next_step="See /docs for the calls there are.", headers=headers)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return http_problem(request, error)

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from server.api import clients, errors, federations, operations, rounds
+from server.api import clients, document, errors, federations, operations, rounds
 from server.api.limits import Limits
 from server.api.news import News
 from server.api.proxies import Proxies
@@ -24,14 +24,10 @@ from shared import __version__, versions
 from shared.http import docs_page
 from shared.http.headers import SecurityHeaders
 from shared.http.last_resort import LastResort
+from shared.http.openapi import HEADERS, operation_id, problem_responses
 from shared.http.protocol import ON_STOP
 from shared.http.request_id import RequestIds
-from shared.schemas import Problem
-
-DESCRIPTION = """The coordinator of DisTrans federations.
-
-Operators create federations and invite sites; agents poll `/v1/task`, train and upload. Send tokens as
-`Authorization: Bearer TOKEN`. Errors are `application/problem+json` with a stable `code`. Tensors are safetensors."""
+from shared.http.unmatched import known_query
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -57,7 +53,12 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="DisTrans coordinator",
         version=__version__,
-        description=DESCRIPTION,
+        description=document.DESCRIPTION,
+        contact=document.CONTACT,
+        openapi_tags=document.TAGS,
+        servers=[{"url": settings.root_path or "/"}],
+        generate_unique_id_function=operation_id,
+        redirect_slashes=False,
         lifespan=lifespan,
         docs_url=None,  # ours is in docs_page
         redoc_url=None,
@@ -71,9 +72,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(operations.scraping)
     for router in (clients.joining, clients.router, federations.router, rounds.router):
-        app.include_router(router, responses=errors.problem_responses(503, 507))
+        app.include_router(router, dependencies=[Depends(known_query)], responses=problem_responses(409, 422, 503, 507))
     _add_middleware(app, settings)
-    _describe_problems(app)
+    document.install(app)
     return app
 
 
@@ -86,7 +87,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["ETag", "Retry-After", "X-Request-ID", versions.HEADER],
+            expose_headers=list(HEADERS),
         )
     app.add_middleware(LastResort, program="coordinator")
     app.add_middleware(SecurityHeaders, own={versions.HEADER: str(versions.PROTOCOL)})
@@ -97,15 +98,3 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         certificate_header=settings.client_certificate_header,
         root_path=settings.root_path,
     )
-
-
-def _describe_problems(app: FastAPI) -> None:
-    """FastAPI lists only the models that endpoints return; problems come from the handlers."""
-    original = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = original()
-        document["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents

@@ -16,9 +16,9 @@ from server.api.access import (
     certificate_of,
     protocol_of,
 )
-from server.api.errors import problem_responses
 from server.api.guard import guarded
 from server.service import enrolment
+from shared.http.openapi import problem_responses
 from shared.plan import ROUNDS_SETTINGS_SINCE
 from shared.schemas import (
     Attempt,
@@ -37,7 +37,7 @@ router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
 
 
 @joining.get("/v1/join", response_model=FederationPlanAnswer, responses=problem_responses(401, 403, 409, 422, 429))
-def preview(
+def preview_join(
     request: Request, ctx: Ctx, invited: InviteHolder, attempt: Annotated[Attempt | None, _ATTEMPT] = None
 ) -> Response:
     """The plan behind an invite, to check the data against before joining; the invite stays unused."""
@@ -50,7 +50,7 @@ def preview(
     response_model=JoinAnswer,
     responses=problem_responses(401, 403, 409, 413, 415, 422, 429),
 )
-def join(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> Response:
+def join_federation(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> Response:
     """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once.
 
     The same `attempt` with the same invite may be sent again until the client's token is first used: the record is
@@ -70,13 +70,13 @@ def _readable(
 
 
 @router.get("/v1/me", responses=problem_responses(401, 403, 429))
-def me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
+def get_me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
     """The client's own record."""
     return enrolment.me(ctx, identity)
 
 
 @router.patch("/v1/me", responses=problem_responses(401, 403, 413, 415, 422, 429))
-def patch_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
+def update_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
     """New class counts, which take effect with the next round, and the number of held-out images."""
     return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts, body.held_out_images)
 
@@ -90,7 +90,7 @@ async def put_status(request: Request, ctx: Ctx, identity: ClientIdentity, repor
 
 
 @router.delete("/v1/me", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 429))
-def delete_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller) -> None:
+def leave_federation(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller) -> None:
     """Leave; what was uploaded still counts."""
     enrolment.leave(ctx, identity, caller.actor)
 

@@ -11,11 +11,12 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from server.core import errors
-from server.service.uploads import OffsetMismatch
+from server.service import uploads
 from server.store.failures import StorageFull, is_busy
 from server.store.objects import ObjectStoreError, ObjectStoreFull
 from shared.fault_words import in_words
-from shared.http.problems import MEDIA_TYPE, problem
+from shared.http.problems import problem
+from shared.http.unmatched import http_problem
 from shared.plan_faults import list_faults
 from shared.problems import DistransError
 
@@ -28,8 +29,19 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.Gone: HTTPStatus.GONE,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    uploads.InconsistentLength: HTTPStatus.BAD_REQUEST,
     errors.InvalidInput: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+# The problem types of the IETF's draft on resumable uploads, by our codes.
+UPLOAD_PROBLEMS = {
+    code: f"https://iana.org/assignments/http-problem-types#{name}"
+    for code, name in {
+        "offset-mismatch": "mismatching-upload-offset",
+        "already-uploaded": "completed-upload",
+        "inconsistent-length": "inconsistent-upload-length",
+    }.items()
 }
 
 # What to do about errors whose use cases are called from elsewhere too; the command line has its own words.
@@ -40,36 +52,12 @@ NEXT_STEPS = {
 }
 
 
-def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI page: these statuses carry a problem."""
-    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}} for status in statuses}
-
-
-_SAFETENSORS = {"application/vnd.safetensors": {"schema": {"type": "string", "format": "binary"}}}
-TENSORS: dict[int | str, dict[str, Any]] = {
-    200: {"content": _SAFETENSORS, "description": "safetensors"},
-    206: {"content": _SAFETENSORS, "description": "The bytes that Range asked for."},
-    304: {"description": "The body that If-None-Match names is still the one."},
-}
-
-
 def install(app: FastAPI) -> None:
     """Translate every exception that can reach the edge."""
 
     @app.exception_handler(DistransError)
     def distrans_error(_request: Request, error: DistransError) -> JSONResponse:
-        kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
-        status = STATUSES[kind] if kind else HTTPStatus.UNPROCESSABLE_ENTITY
-        headers = {}
-        if isinstance(error, errors.NotAuthenticated):
-            headers["WWW-Authenticate"] = "Bearer"
-        if isinstance(error, errors.TooMany):
-            headers["Retry-After"] = str(error.retry_after_s)
-        if isinstance(error, OffsetMismatch):
-            headers["Upload-Offset"] = str(error.offset_bytes)
-        next_step = error.next_step or NEXT_STEPS.get(error.code)
-        return problem(status, error.code, error.message, next_step=next_step, headers=headers)
+        return problem_of(error)
 
     @app.exception_handler(RequestValidationError)
     def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -83,11 +71,8 @@ def install(app: FastAPI) -> None:
         )
 
     @app.exception_handler(HTTPException)
-    def http_error(_request: Request, error: HTTPException) -> JSONResponse:
-        status = HTTPStatus(error.status_code)
-        code = status.phrase.lower().replace(" ", "-")
-        headers = dict(error.headers) if error.headers else None
-        return problem(status, code, str(error.detail), next_step="See /docs for the calls there are.", headers=headers)
+    def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return http_problem(request, error)
 
     @app.exception_handler(DataError)
     def unusable_value(_request: Request, _error: DataError) -> JSONResponse:
@@ -117,6 +102,32 @@ def install(app: FastAPI) -> None:
             return _away("database-busy", "Others are using what this request needs.")
         logger.error("the database failed", exc_info=error)  # handlers run where no exception is being handled
         return _away("database-unavailable", "The coordinator cannot reach its database.")
+
+
+def problem_of(error: DistransError) -> JSONResponse:
+    """Return the problem for an error of a use case."""
+    kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
+    status = STATUSES[kind] if kind else HTTPStatus.UNPROCESSABLE_ENTITY
+    headers: dict[str, str] = {}
+    members: dict[str, object] = {}
+    if isinstance(error, errors.NotAuthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.TooMany):
+        headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, uploads.UpdateTooLarge):
+        headers["Upload-Limit"] = f"max-size={error.max_bytes}"
+    if isinstance(error, uploads.OffsetMismatch):
+        headers |= {"Upload-Offset": str(error.offset_bytes), "Upload-Complete": "?0"}
+        members |= {"expected-offset": error.offset_bytes, "provided-offset": error.provided_bytes}
+    return problem(
+        status,
+        error.code,
+        error.message,
+        next_step=error.next_step or NEXT_STEPS.get(error.code),
+        headers=headers,
+        kind=UPLOAD_PROBLEMS.get(error.code, "about:blank"),
+        members=members,
+    )
 
 
 def _away(code: str, detail: str) -> JSONResponse:

@@ -10,12 +10,12 @@ from fastapi.responses import PlainTextResponse
 from pydantic_core import to_json
 
 from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member, authenticate_caller
-from server.api.errors import TENSORS, problem_responses
 from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
-from server.api.streaming import send_blob
+from server.api.streaming import downloads, send_blob
 from server.core.errors import NotFound
 from server.service import audit, deletion, enrolment, federations, invites, models, reports, tasks
+from shared.http.openapi import problem_responses
 from shared.plan import FederationPlan
 from shared.schemas import (
     AuditView,
@@ -48,7 +48,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.post("/v1/federations", status_code=HTTPStatus.CREATED, responses=_CHANGE)
-def create(ctx: Ctx, caller: Admin, plan: Plan) -> FederationView:
+def create_federation(ctx: Ctx, caller: Admin, plan: Plan) -> FederationView:
     """Create a federation from its plan; every fault of a wrong plan is named at once."""
     federations.create(ctx, caller.actor, plan)
     return federations.show(ctx, plan.name)
@@ -62,14 +62,14 @@ async def list_federations(ctx: Ctx, caller: AnyCaller, limits: LimitsOf) -> Res
 
 
 @router.get("/v1/federations/{name}", dependencies=[HISTORY], responses=_READ, response_model=FederationView)
-async def show(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
+async def get_federation(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """A federation: its state, what it waits for, its plan; a client is told how many others there are, not who."""
     operator = caller.identity is None
     return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, for_operator=operator)))
 
 
 @router.delete("/v1/federations/{name}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
-def delete(ctx: Ctx, caller: Admin, name: str, confirm: Confirm) -> None:
+def delete_federation(ctx: Ctx, caller: Admin, name: str, confirm: Confirm) -> None:
     """Delete a federation that is not running or paused, with its models, history and clients. There is no way back.
 
     It is gone at once; its storage is freed in the background.
@@ -78,14 +78,14 @@ def delete(ctx: Ctx, caller: Admin, name: str, confirm: Confirm) -> None:
 
 
 @router.post("/v1/federations/{name}/start", responses=_CHANGE)
-def start(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+def start_federation(ctx: Ctx, caller: Admin, name: str) -> FederationView:
     """Start the federation. Idempotent."""
     federations.start(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/pause", responses=_CHANGE)
-def pause(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = None) -> FederationView:
+def pause_federation(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = None) -> FederationView:
     """Pause the federation. Idempotent."""
     reason = request.reason if request and request.reason else "paused by the operator"
     federations.pause(ctx, caller.actor, name, reason)
@@ -93,28 +93,28 @@ def pause(ctx: Ctx, caller: Admin, name: str, request: StateRequest | None = Non
 
 
 @router.post("/v1/federations/{name}/resume", responses=_CHANGE)
-def resume(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+def resume_federation(ctx: Ctx, caller: Admin, name: str) -> FederationView:
     """Resume the federation. Idempotent."""
     federations.resume(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/cancel", responses=_CHANGE)
-def cancel(ctx: Ctx, caller: Admin, name: str) -> FederationView:
+def cancel_federation(ctx: Ctx, caller: Admin, name: str) -> FederationView:
     """Cancel the federation for good. Idempotent."""
     federations.cancel(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/rollback", responses=_CHANGE | problem_responses(410))
-def rollback(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> FederationView:
+def roll_back_federation(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> FederationView:
     """Publish an older model again under the next number, and pause; nothing is removed from the history."""
     models.roll_back(ctx, caller.actor, name, request.to)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/invites", status_code=HTTPStatus.CREATED, responses=_CHANGE)
-def invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = None) -> InviteAnswer:
+def create_invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = None) -> InviteAnswer:
     """A one-use, expiring invite; its token is shown this once."""
     wanted = request or InviteRequest()
     return enrolment.invite(ctx, caller.actor, name, wanted.expires_in_s, wanted.note)
@@ -139,13 +139,13 @@ async def list_clients(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) ->
 
 
 @router.post("/v1/federations/{name}/clients/{client}/revoke", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
-def revoke(ctx: Ctx, caller: Admin, name: str, client: str) -> None:
+def revoke_client(ctx: Ctx, caller: Admin, name: str, client: str) -> None:
     """End a client's access, by its name or id; rounds no longer wait for it."""
     enrolment.revoke(ctx, caller.actor, name, client)
 
 
 @router.post("/v1/federations/{name}/clients/{client}/rotate", responses=_CHANGE)
-def rotate(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
+def rotate_client_token(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
     """A new token for a client; the old one ends at once."""
     return enrolment.rotate(ctx, caller.actor, name, client)
 
@@ -167,7 +167,7 @@ async def list_rounds(
 @router.get(
     "/v1/federations/{name}/metrics.csv", dependencies=[HISTORY], responses=_READ, response_class=PlainTextResponse
 )
-async def metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
+async def get_metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """One row per round and client, as CSV; a client sees its own rows."""
     pages = reports.metrics_csv(ctx, name, caller.only_client)
     return await limits.stream((page.encode() for page in pages), "text/csv")
@@ -176,7 +176,7 @@ async def metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> 
 @router.get(
     "/v1/federations/{name}/heterogeneity", dependencies=[HISTORY], responses=_READ, response_model=HeterogeneityView
 )
-async def heterogeneity(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
+async def get_heterogeneity(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
     """DH, and how the classes lie over the clients; a client sees its own row."""
     return await limits.in_history_thread(lambda: _json(reports.heterogeneity(ctx, name, caller.only_client)))
 
@@ -199,14 +199,9 @@ def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
     yield b"[]" if before == b"[" else b"]"
 
 
-@router.head("/v1/federations/{name}/model", include_in_schema=False)
-@router.get(
-    "/v1/federations/{name}/model",
-    dependencies=[DOWNLOAD],
-    response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
-)
-def model(
+@router.head("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **downloads(410))
+@router.get("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **downloads(410))
+def get_model(
     request: Request,
     ctx: Ctx,
     caller: Member,  # noqa: ARG001 - checked
@@ -217,14 +212,9 @@ def model(
     return send_blob(request, ctx, tasks.federation_model(ctx, name, number))
 
 
-@router.head("/v1/federations/{name}/personal", include_in_schema=False)
-@router.get(
-    "/v1/federations/{name}/personal",
-    dependencies=[DOWNLOAD],
-    response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
-)
-async def personal(
+@router.head("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **downloads(410))
+@router.get("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **downloads(410))
+async def get_personal(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,

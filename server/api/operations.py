@@ -12,12 +12,12 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 
 from server.api.access import Ctx, Documented, authenticate_scraper
-from server.api.errors import problem_responses
 from server.api.guard import guarded
 from server.service.context import Context
 from server.store.failures import StorageFull
 from server.store.tables import Blob, Client, Federation, Round, Update
 from shared import __version__
+from shared.http.openapi import problem_responses
 from shared.http.problems import problem
 
 router = APIRouter(tags=["operations"])
@@ -25,13 +25,13 @@ scraping = APIRouter(tags=["operations"], route_class=guarded(authenticate_scrap
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
+async def check_health() -> dict[str, str]:
     """The process is alive."""
     return {"status": "ok", "version": __version__}
 
 
 @router.get("/readyz", responses=problem_responses(503))
-async def readyz(request: Request, ctx: Ctx) -> Response:
+async def check_readiness(request: Request, ctx: Ctx) -> Response:
     """The process can serve: its database answers, there is room to store uploads, and it is not about to stop."""
     if request.app.state.news.closed:
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The coordinator is about to stop.")
@@ -48,7 +48,7 @@ async def readyz(request: Request, ctx: Ctx) -> Response:
 
 
 @scraping.get("/metrics", response_class=PlainTextResponse, responses=problem_responses(401, 403, 429, 503))
-def metrics(ctx: Ctx, _documented: Documented) -> Response:
+def get_metrics(ctx: Ctx, _documented: Documented) -> Response:
     """Figures for Prometheus, read from the database; with the admin or the scrape token."""
     registry = CollectorRegistry()
     registry.register(_DatabaseFigures(ctx))

@@ -1,32 +1,55 @@
 """What agents call in a round: task, model, personal tensors, update, evaluation."""
 
 import asyncio
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from server.api.access import ClientIdentity, Ctx, authenticate_caller, protocol_of
-from server.api.errors import TENSORS, problem_responses
+from server.api.errors import problem_of
 from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, UPLOAD, LimitsOf
-from server.api.streaming import MEDIA_TYPE, parse_digest, pieces, send_blob
+from server.api.streaming import BINARY, MEDIA_TYPE, downloads, parse_digest, pieces, send_blob
+from server.core.errors import InvalidInput
 from server.service import evaluations, tasks, uploads
 from server.store.blobs import CHUNK_BYTES
 from shared.evaluation import Evaluation
+from shared.http.openapi import Responses, headers, problem_responses
 from shared.http.problems import problem
 from shared.schemas import TaskAnswer, UpdateReceipt
 
 router = APIRouter(tags=["rounds"], route_class=guarded(authenticate_caller))
+PARTIAL = "application/partial-upload"  # the draft's media type of a part
 IDLE_S = 60.0
 REPORTING = 1  # agents of this protocol and later ones report while they train
 FLUSH_S = 5.0  # on a slow link bytes are stored at least so often: the round must see that they still come
 MAX_WAIT_S = 60.0
-_BODY = {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
+_BODY = {"requestBody": {"required": True, "content": BINARY}}
+_PART_BODY = {"requestBody": {"required": True, "content": BINARY | {PARTIAL: BINARY[MEDIA_TYPE]}}}
 _REFUSALS = problem_responses(401, 403, 404, 408, 409, 410, 413, 415, 422, 429)
+_PROGRESS = headers("Upload-Offset", "Upload-Complete", "Upload-Length", "Upload-Limit")
+_PART_ANSWERS: Responses = _REFUSALS | {
+    200: {"model": UpdateReceipt, "description": "The upload is whole, and accepted."} | _PROGRESS,
+    204: {"description": "Stored; the upload is not complete."} | _PROGRESS,
+    400: headers("Upload-Complete"),
+    409: headers("Upload-Offset", "Upload-Complete"),
+    413: headers("Upload-Limit"),
+    422: headers("Upload-Complete"),
+}
 RoundId = Annotated[int, Path(ge=0, lt=2**31)]  # what the database can look for
+UploadId = Annotated[str | None, Query(alias="upload", max_length=64, description="Part of the Location from POST.")]
+UploadLength = Annotated[
+    int | None, Header(ge=1, lt=2**63, description="Bytes of the whole upload. Needed once, in any of its requests.")
+]
+ReprDigest = Annotated[
+    str | None,
+    Header(description="sha-256=:BASE64: of the whole upload, in any of its requests. Recommended: it is checked."),
+]
+Completes = Annotated[str | None, Header(description="?1: the upload ends with this body. ?0: it does not.")]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for news.")]
 After = Annotated[str, Query(max_length=64, description="The ticket of the last answer: wait until it changes.")]
 
@@ -59,26 +82,16 @@ async def get_task(
                 news.cancel()
 
 
-@router.head("/v1/rounds/{round_id}/model", include_in_schema=False)
-@router.get(
-    "/v1/rounds/{round_id}/model",
-    dependencies=[DOWNLOAD],
-    response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
-)
-def get_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
-    """The global model that the round starts from."""
+@router.head("/v1/rounds/{round_id}/model", dependencies=[DOWNLOAD], **downloads(410))
+@router.get("/v1/rounds/{round_id}/model", dependencies=[DOWNLOAD], **downloads(410))
+def get_round_model(request: Request, ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
+    """The global model that the round starts from: one safetensors file, its tensors by their plain names."""
     return send_blob(request, ctx, tasks.round_model(ctx, identity, round_id))
 
 
-@router.head("/v1/rounds/{round_id}/personal", include_in_schema=False)
-@router.get(
-    "/v1/rounds/{round_id}/personal",
-    dependencies=[DOWNLOAD],
-    response_class=Response,
-    responses=TENSORS | problem_responses(401, 403, 404, 410, 416, 422, 429),
-)
-async def get_personal(
+@router.head("/v1/rounds/{round_id}/personal", dependencies=[DOWNLOAD], **downloads(410))
+@router.get("/v1/rounds/{round_id}/personal", dependencies=[DOWNLOAD], **downloads(410))
+async def get_round_personal(
     request: Request, ctx: Ctx, identity: ClientIdentity, limits: LimitsOf, round_id: RoundId
 ) -> Response:
     """This client's own tensors for the round, such as its offset; never another's."""
@@ -86,7 +99,12 @@ async def get_personal(
     return await run_in_threadpool(send_blob, request, ctx, blob)
 
 
-@router.put("/v1/rounds/{round_id}/update", dependencies=[UPLOAD], responses=_REFUSALS, openapi_extra=_BODY)
+@router.put(
+    "/v1/rounds/{round_id}/update",
+    dependencies=[UPLOAD],
+    responses=_REFUSALS | {413: headers("Upload-Limit")},
+    openapi_extra=_BODY,
+)
 async def put_update(
     request: Request,
     ctx: Ctx,
@@ -94,7 +112,12 @@ async def put_update(
     round_id: RoundId,
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: of the body.")] = None,
 ) -> UpdateReceipt:
-    """Upload this client's update in one go. The same body again is answered in the same way."""
+    """Upload this client's update in one go. The same body again is answered in the same way.
+
+    The body is one safetensors file. A tensor that is averaged has the name that it has in the round's model with the
+    prefix `shared.`; one that is this client's own, such as its offset, has the prefix `personal.`. The file's metadata
+    holds the training report as JSON under the key `report`: the schema TrainingReport.
+    """
     digest = parse_digest(content_digest, "Content-Digest")
     length = _declared_length(request)
     upload = await run_in_threadpool(uploads.Upload, ctx, identity, round_id, digest, length)
@@ -107,17 +130,53 @@ async def put_update(
         raise
 
 
-@router.head("/v1/rounds/{round_id}/update", responses=problem_responses(401, 403, 404, 410, 422, 429))
-def head_update(ctx: Ctx, identity: ClientIdentity, round_id: RoundId) -> Response:
-    """How much of a resumable upload is stored, in Upload-Offset."""
-    return Response(headers=_status_headers(uploads.status(ctx, identity, round_id)))
+@router.post(
+    "/v1/rounds/{round_id}/update",
+    dependencies=[UPLOAD],
+    status_code=HTTPStatus.CREATED,
+    response_class=Response,
+    responses=_PART_ANSWERS
+    | {201: {"description": "Created; the upload is not complete."} | headers("Location", *_PROGRESS["headers"])},
+    openapi_extra=_PART_BODY,
+)
+async def create_upload(
+    request: Request,
+    ctx: Ctx,
+    identity: ClientIdentity,
+    round_id: RoundId,
+    upload_complete: Annotated[str, Header(pattern=r"^\?[01]$", description="?0, or ?1 if the body is the whole.")],
+    upload_length: UploadLength = None,
+    repr_digest: ReprDigest = None,
+) -> Response:
+    """Begin a resumable upload of an update, in the form of PUT's, with none, a part or all of its bytes.
+
+    It takes the place of one under way. HEAD, PATCH and DELETE work on the URL in Location.
+    """
+    head = _PartHead(0, upload_length, repr_digest, upload_complete == "?1")
+    part = await _open_part(request, ctx, identity, round_id, head, creates=True)
+    answer = await _receive(request, part)
+    if answer.status_code == HTTPStatus.NO_CONTENT:
+        answer.status_code = HTTPStatus.CREATED
+    if part.upload_id:
+        answer.headers["Location"] = f"{request.scope['root_path']}/v1/rounds/{round_id}/update?upload={part.upload_id}"
+    return answer
+
+
+@router.head(
+    "/v1/rounds/{round_id}/update",
+    responses=problem_responses(401, 403, 404, 410, 422, 429) | {200: {"description": "How far it is."} | _PROGRESS},
+)
+def head_update(ctx: Ctx, identity: ClientIdentity, round_id: RoundId, upload: UploadId = None) -> Response:
+    """How much of a resumable upload is stored: where the next PATCH should begin."""
+    return Response(headers=_status_headers(uploads.status(ctx, identity, round_id, upload)))
 
 
 @router.patch(
     "/v1/rounds/{round_id}/update",
     dependencies=[UPLOAD],
-    responses=_REFUSALS | {204: {"description": "Stored; more to come."}, 200: {"model": UpdateReceipt}},
-    openapi_extra=_BODY,
+    response_class=Response,
+    responses=_PART_ANSWERS,
+    openapi_extra=_PART_BODY,
 )
 async def patch_update(
     request: Request,
@@ -125,19 +184,30 @@ async def patch_update(
     identity: ClientIdentity,
     round_id: RoundId,
     upload_offset: Annotated[int, Header(ge=0, lt=2**63, description="Where this part begins.")],
-    upload_length: Annotated[int, Header(ge=1, lt=2**63, description="Bytes of the whole upload.")],
-    repr_digest: Annotated[str, Header(description="sha-256=:BASE64: of the whole upload.")],
+    upload_complete: Completes = None,
+    upload_length: UploadLength = None,
+    repr_digest: ReprDigest = None,
+    upload: UploadId = None,
 ) -> Response:
-    """Append to a resumable upload; the last part, if the whole is valid, is answered with the receipt."""
-    digest = parse_digest(repr_digest, "Repr-Digest") or ""
-    part = await run_in_threadpool(uploads.UploadPart, ctx, identity, round_id, upload_offset, upload_length, digest)
-    async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
-        await run_in_threadpool(part.feed, piece)
-    result = await run_in_threadpool(part.finish)
-    if isinstance(result, uploads.UploadStatus):
-        return Response(status_code=HTTPStatus.NO_CONTENT, headers=_status_headers(result))
-    complete = uploads.UploadStatus(result.size_bytes, result.size_bytes, complete=True)
-    return JSONResponse(result.model_dump(), headers=_status_headers(complete))
+    """Append to a resumable upload; the last part, if the whole is valid, is answered with the receipt.
+
+    At offset 0 it also begins an upload if none is under way. Without Upload-Complete the upload ends as soon as it
+    has Upload-Length bytes.
+    """
+    is_last = {"?1": True, "?0": False}.get(upload_complete or "")  # the draft: ignore other values
+    head = _PartHead(upload_offset, upload_length, repr_digest, is_last)
+    part = await _open_part(request, ctx, identity, round_id, head, upload_id=upload)
+    return await _receive(request, part)
+
+
+@router.delete(
+    "/v1/rounds/{round_id}/update",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=problem_responses(401, 403, 404, 409, 410, 422, 429),
+)
+def cancel_upload(ctx: Ctx, identity: ClientIdentity, round_id: RoundId, upload: UploadId = None) -> None:
+    """Cancel the upload under way and drop its bytes. An update that was accepted stays."""
+    uploads.cancel(ctx, identity, round_id, upload)
 
 
 @router.put(
@@ -152,15 +222,57 @@ def put_evaluation(
     evaluations.submit(ctx, identity, number, result)
 
 
+@dataclass(frozen=True)
+class _PartHead:
+    """What the headers of a resumable request say of its upload."""
+
+    offset: int
+    length: int | None
+    repr_digest: str | None
+    is_last: bool | None
+
+
+async def _open_part(
+    request: Request, ctx: Ctx, identity: ClientIdentity, round_id: int, head: _PartHead, **options: Any
+) -> uploads.UploadPart:
+    digest, length = parse_digest(head.repr_digest, "Repr-Digest"), head.length
+    content_length = _declared_length(request)
+    if head.is_last and content_length is not None and head.offset + content_length > 0:
+        end = head.offset + content_length
+        if length not in (None, end):
+            raise uploads.InconsistentLength(f"The body ends the upload at byte {end}; Upload-Length is {length}.")
+        length = end
+    return await run_in_threadpool(
+        uploads.UploadPart, ctx, identity, round_id, head.offset, length, digest, is_last=head.is_last, **options
+    )
+
+
+async def _receive(request: Request, part: uploads.UploadPart) -> Response:
+    """Store the body, and answer with the receipt or with how far the upload is."""
+    async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
+        await run_in_threadpool(part.feed, piece)
+    try:
+        result = await run_in_threadpool(part.finish)
+    except InvalidInput as error:
+        answer = problem_of(error)
+        answer.headers["Upload-Complete"] = "?1" if part.ends_upload else "?0"  # whether resuming could help
+        return answer
+    if isinstance(result, uploads.UploadStatus):
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers=_status_headers(result))
+    complete = uploads.UploadStatus(result.size_bytes, result.size_bytes, complete=True, max_bytes=part.max_bytes)
+    return JSONResponse(result.model_dump(), headers=_status_headers(complete))
+
+
 def _status_headers(status: uploads.UploadStatus) -> dict[str, str]:
-    headers = {
+    found = {
         "Upload-Offset": str(status.offset_bytes),
         "Upload-Complete": "?1" if status.complete else "?0",
+        "Upload-Limit": f"max-size={status.max_bytes}",
         "Cache-Control": "no-store",
     }
     if status.length_bytes is not None:
-        headers["Upload-Length"] = str(status.length_bytes)
-    return headers
+        found["Upload-Length"] = str(status.length_bytes)
+    return found
 
 
 def _declared_length(request: Request) -> int | None:

@@ -5,6 +5,7 @@ import base64
 import re
 from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.concurrency import iterate_in_threadpool
@@ -15,17 +16,42 @@ from server.core.errors import InvalidInput
 from server.service.context import Context
 from server.store import blobs
 from server.store.tables import Blob
+from shared.http.openapi import Responses, headers, problem_responses, request_headers
 from shared.http.problems import problem
 from shared.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
+ANY_BYTES = "application/octet-stream"  # the only binary type that some client generators know
 _PIECE_BYTES = 256 * 1024
 _RANGE = re.compile(r"^bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))$")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
+# For the OpenAPI document
+BINARY = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (MEDIA_TYPE, ANY_BYTES)}
+_BLOB = headers("ETag", "Accept-Ranges", "Repr-Digest")
+_PART = headers("ETag", "Accept-Ranges", "Repr-Digest", "Content-Range")
+_TENSORS: Responses = {
+    200: {"content": BINARY, "description": "A safetensors file."} | _BLOB,
+    206: {"content": BINARY, "description": "The bytes that Range asked for."} | _PART,
+    304: {"description": "The body is still the one that If-None-Match names."} | _BLOB,
+}
+_CONDITIONS = request_headers(
+    Range="One range, as `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`. GET only.",
+    If_Range="An ETag: the whole body is sent instead of the range if it is another one.",
+    If_None_Match="ETags: 304 without a body if it is one of them.",
+)
+
+
+def downloads(*statuses: int) -> dict[str, Any]:
+    """Return the options of a route that answers with `send_blob`, and with these further problems."""
+    refused = problem_responses(401, 403, 404, 416, 422, 429, *statuses) | {416: _PART}
+    return {"response_class": Response, "responses": _TENSORS | refused, "openapi_extra": _CONDITIONS}
+
 
 def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
-    """A blob with its digest as ETag; answers If-None-Match, Range and If-Range."""
+    """A blob with its digest as ETag; answers If-None-Match, Range, If-Range, and Accept with either media type."""
+    accepted = request.headers.get("accept", "")
+    media_type = ANY_BYTES if ANY_BYTES in accepted and MEDIA_TYPE not in accepted else MEDIA_TYPE
     etag = f'"{blob.digest}"'
     headers = {
         "ETag": etag,
@@ -52,9 +78,9 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{blob.size_bytes}"
     headers["Content-Length"] = str(end - begin)
     if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
+        return Response(status_code=status, headers=headers, media_type=media_type)
     body = _in_small_pieces(blobs.read(ctx.db, blob.id, begin, end))
-    return StreamingResponse(body, status, headers, media_type=MEDIA_TYPE)
+    return StreamingResponse(body, status, headers, media_type=media_type)
 
 
 async def _in_small_pieces(chunks: Iterator[bytes]) -> AsyncIterator[memoryview]:

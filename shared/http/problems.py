@@ -1,5 +1,6 @@
 """Errors as they leave a web service: RFC 9457's application/problem+json."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
@@ -18,9 +19,15 @@ def problem(
     next_step: str | None = None,
     faults: list[str] | None = None,
     headers: dict[str, str] | None = None,
+    kind: str = "about:blank",
+    members: Mapping[str, object] | None = None,
 ) -> JSONResponse:
-    """Return a problem response with a stable code, a sentence and, where there is one, a next step."""
+    """Return a problem response with a stable code, a sentence and, where there is one, a next step.
+
+    `kind` is the URI of a problem type that a standard defines, `members` are the fields that belong to it.
+    """
     body = Problem(
+        type=kind,
         title=status.phrase,
         status=status,
         code=code,
@@ -29,4 +36,5 @@ def problem(
         errors=faults,
         request_id=current_request_id(),
     )
-    return JSONResponse(body.model_dump(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
+    content = body.model_dump(exclude_none=True) | dict(members or {})
+    return JSONResponse(content, status, headers, media_type=MEDIA_TYPE)

@@ -689,6 +689,45 @@ class TestProblems:
         assert problem_of(answer) == (405, "method-not-allowed")
         assert answer.headers["Allow"]
 
+    @pytest.mark.parametrize(
+        ("path", "allowed"),
+        [
+            ("/v1/me", "DELETE, GET, PATCH"),
+            ("/v1/rounds/1/update", "DELETE, HEAD, PATCH, POST, PUT"),
+            ("/v1/rounds/1/model", "GET, HEAD"),
+        ],
+    )
+    def test_every_method_of_a_path_is_allowed(self, api: Api, path: str, allowed: str) -> None:
+        """Not only those of the first function that is registered for the path."""
+        answer = api.call("OPTIONS", path)
+        assert (problem_of(answer), answer.headers["Allow"]) == ((405, "method-not-allowed"), allowed)
+
+    @pytest.mark.parametrize("path", ["/v1/federations/", "/healthz/", "/docs/", "/v1/federations//"])
+    def test_a_slash_at_the_end_redirects_nobody(self, api: Api, path: str) -> None:
+        """A redirect would be to the host that the caller names, which may be anybody's."""
+        answer = api.http.get(path, headers={"Host": "evil.example"}, follow_redirects=False)
+        assert problem_of(answer) == (404, "not-found")
+        assert answer.json()["next_step"] == "Leave out the slash at the end of the path."
+        assert "evil" not in answer.text + repr(answer.headers)
+
+    @pytest.mark.parametrize(
+        ("call", "fault"),
+        [
+            ("/v1/audit?limits=5", "query.limits: unknown parameter; did you mean limit?"),
+            ("/v1/audit?Federation=x", "query.Federation: unknown parameter; did you mean federation?"),
+            ("/v1/federations?page=2", "query.page: unknown parameter; this call takes none"),
+        ],
+    )
+    def test_unknown_query_parameters_are_not_ignored(self, api: Api, call: str, fault: str) -> None:
+        answer = api.call("GET", call)
+        assert (problem_of(answer), answer.json()["errors"]) == ((422, "invalid-request"), [fault])
+        assert problem_of(api.call("GET", call, token="nobody's")) == (401, "invalid-token")
+
+    def test_health_may_be_asked_with_anything(self, api: Api) -> None:
+        """Monitors and load balancers add parameters of their own."""
+        assert api.call("GET", "/healthz?source=monitor").status_code == 200
+        assert api.call("GET", "/readyz?source=monitor").status_code == 200
+
     def test_an_error_that_nobody_expected(self, db_url: str, caplog: pytest.LogCaptureFixture) -> None:
         """The caller gets the request's id and nothing of the inside; the log has the rest under that id."""
         caplog.handler.addFilter(RequestIdFilter())
@@ -729,11 +768,11 @@ class TestRequestIds:
     def test_it_is_in_the_log(self, api: Api, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         caplog.handler.addFilter(RequestIdFilter())
-        api.call("GET", "/v1/federations?page=2", headers={"X-Request-ID": "ticket-18"})
+        api.call("GET", "/v1/audit?limit=2", headers={"X-Request-ID": "ticket-18"})
         (line,) = [record for record in caplog.records if record.name == "server.access"]
-        assert line.getMessage() == "GET /v1/federations 200"
+        assert line.getMessage() == "GET /v1/audit 200"
         logged = line.__dict__
-        assert (logged["request_id"], logged["status"], logged["path"]) == ("ticket-18", 200, "/v1/federations")
+        assert (logged["request_id"], logged["status"], logged["path"]) == ("ticket-18", 200, "/v1/audit")
         assert logged["client_address"] == "testclient"
         assert logged["duration_ms"] >= 0
 

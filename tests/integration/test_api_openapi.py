@@ -3,19 +3,22 @@
 import re
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openapi_spec_validator import validate
 from support.api import Api, new_database, open_api
+from support.predicting import Service
 
+from client_agent.settings import ServeOptions
 from shared import __version__
 from shared.plan import FederationPlan
 from shared.schemas import Problem
 
 METHODS = {"get", "put", "post", "delete", "head", "patch"}
 PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-TENSORS = "application/vnd.safetensors"
+TENSORS, ANY_BYTES = "application/vnd.safetensors", "application/octet-stream"
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,19 @@ def document(api: Api) -> dict[str, Any]:
     answer = api.call("GET", "/openapi.json", token=None)
     assert answer.status_code == 200
     return dict(answer.json())
+
+
+@pytest.fixture(scope="module")
+def agents_document() -> dict[str, Any]:
+    service = Service(ServeOptions(), None)
+    service.queue.stop()
+    return dict(service.http.get("/openapi.json").json())
+
+
+@pytest.fixture(scope="module")
+def both(document: dict[str, Any], agents_document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every operation of both programs, by its method and path."""
+    return [*operations(document), *operations(agents_document)]
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -72,12 +88,99 @@ def test_every_operation_is_explained(document: dict[str, Any]) -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_operation_ids_read_like_functions(document: dict[str, Any], agents_document: dict[str, Any]) -> None:
+    """A verb and a noun in camel case, for new routes too: generated clients are full of them."""
+    for described in (document, agents_document):
+        ids = [operation["operationId"] for _, operation in operations(described)]
+        assert len(set(ids)) == len(ids)
+        assert [one for one in ids if not re.fullmatch(r"[a-z]+([A-Z][a-z]*)+", one)] == []
+    assert document["paths"]["/v1/federations"]["post"]["operationId"] == "createFederation"
+
+
+def test_every_operation_is_described_in_full(
+    document: dict[str, Any], agents_document: dict[str, Any], both: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Tags that are explained, a server, whom to ask, whether a token is needed; of both programs."""
+    validate(agents_document)
+    for described in (document, agents_document):
+        assert described["servers"] == [{"url": "/"}]
+        assert described["info"]["contact"]["name"].startswith("The operator of this")
+        tags = {tag["name"] for tag in described["tags"] if tag["description"]}
+        assert {tag for _, operation in operations(described) for tag in operation["tags"]} == tags
+        assert "HTTPValidationError" not in described["components"]["schemas"]
+    for name, operation in both:
+        assert len(operation["tags"]) >= 1, name
+        assert operation["summary"], name
+        assert operation["description"].strip().endswith("."), name
+        assert "security" in operation, name
+        assert {"400", "500"} <= set(operation["responses"]), name
+
+
+def test_headers_of_answers(both: list[tuple[str, dict[str, Any]]], document: dict[str, Any]) -> None:
+    """Every answer has an id, refusals say when to come back, and HEAD has no body."""
+    for name, operation in both:
+        for status, response in operation["responses"].items():
+            found = set(response["headers"])
+            assert "X-Request-ID" in found, (name, status)
+            assert status not in ("429", "503", "507") or "Retry-After" in found, (name, status)
+            assert status != "401" or "WWW-Authenticate" in found, (name, status)
+            if name.startswith("HEAD"):
+                assert "content" not in response, (name, status)
+        if "206" in operation["responses"]:
+            assert {"ETag", "Repr-Digest", "Accept-Ranges"} <= set(operation["responses"]["200"]["headers"]), name
+            assert "Content-Range" in operation["responses"]["206"]["headers"], name
+            sent = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "header"}
+            assert sent == {"Range", "If-Range", "If-None-Match"}, name
+    update = document["paths"]["/v1/rounds/{round_id}/update"]
+    progress = {"Upload-Offset", "Upload-Complete", "Upload-Length", "Upload-Limit"}
+    for method, status in (("head", "200"), ("patch", "200"), ("patch", "204"), ("post", "201")):
+        assert progress <= set(update[method]["responses"][status]["headers"]), method
+    assert "Location" in update["post"]["responses"]["201"]["headers"]
+    sent = {parameter["name"] for parameter in update["patch"]["parameters"]}
+    assert sent == {"round_id", "upload", "upload-offset", "upload-complete", "upload-length", "repr-digest"}
+
+
+def test_head_is_described_wherever_it_is_served(document: dict[str, Any], api: Api) -> None:
+    described = {name for name, _ in operations(document) if name.startswith("HEAD")}
+    assert len(described) == 5
+    for name in described:
+        path = name.removeprefix("HEAD ").replace("{name}", "x").replace("{round_id}", "1")
+        assert "HEAD" in api.call("TRACE", path).headers["Allow"]
+
+
+def test_the_format_of_an_update_is_described(document: dict[str, Any]) -> None:
+    text = document["paths"]["/v1/rounds/{round_id}/update"]["put"]["description"]
+    for word in ("`shared.`", "`personal.`", "`report`", "TrainingReport"):
+        assert word in text
+    assert "TrainingReport" in document["components"]["schemas"]
+
+
+def test_a_plan_sent_by_a_generated_client_leaves_the_rest_to_the_preset(document: dict[str, Any]) -> None:
+    """Generators send defaults of the schema, and cannot express defaults that are objects."""
+    schemas = document["components"]["schemas"]
+    for name in ("FederationPlan", "ModelPlan", "TrainingPlan", "DistransOptions", "GeneratorOptions"):
+        defaults = [key for key, field in schemas[name]["properties"].items() if "default" in field]
+        assert defaults == (["preset"] if name == "FederationPlan" else []), name
+    assert "Default: 0.3" in schemas["DistransOptions"]["properties"]["alpha"]["description"]
+    assert schemas["DistransOptions"]["required"] == ["name"]
+
+
+def test_what_predict_can_answer(agents_document: dict[str, Any]) -> None:
+    """All of what docs/predict-api.md lists, each as a problem."""
+    responses = agents_document["paths"]["/predict"]["post"]["responses"]
+    page = (Path(__file__).parents[2] / "docs" / "predict-api.md").read_text()
+    listed = set(re.findall(r"^\| (\d{3}) \|", page, re.MULTILINE))
+    assert set(responses) == listed | {"200"}
+    for status in listed:
+        assert responses[status]["content"] == PROBLEM, status
+
+
 def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
     """None has FastAPI's own form of a 422, which the coordinator never sends."""
     for name, operation in operations(document):
         for status, response in operation["responses"].items():
             if int(status) >= 400:
-                assert response["content"] == PROBLEM, (name, status)
+                assert response.get("content") == (None if name.startswith("HEAD") else PROBLEM), (name, status)
                 assert response["description"] == HTTPStatus(int(status)).phrase, (name, status)
     assert "HTTPValidationError" not in document["components"]["schemas"]
     assert document["components"]["schemas"]["Problem"]["properties"].keys() == Problem.model_fields.keys()
@@ -108,7 +211,7 @@ def test_what_needs_a_token(document: dict[str, Any]) -> None:
 
 def test_bodies_of_tensors_are_binary(document: dict[str, Any]) -> None:
     """Up and down, and nothing claims to be JSON there."""
-    binary = {TENSORS: {"schema": {"type": "string", "format": "binary"}}}
+    binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (TENSORS, ANY_BYTES)}
     down = [
         name
         for name, operation in operations(document)
@@ -120,8 +223,14 @@ def test_bodies_of_tensors_are_binary(document: dict[str, Any]) -> None:
         "GET /v1/rounds/{round_id}/model",
         "GET /v1/rounds/{round_id}/personal",
     ]
-    up = [name for name, operation in operations(document) if operation.get("requestBody", {}).get("content") == binary]
-    assert up == ["PUT /v1/rounds/{round_id}/update", "PATCH /v1/rounds/{round_id}/update"]
+    up = {
+        name: operation["requestBody"]["content"]
+        for name, operation in operations(document)
+        if "update" in name and "requestBody" in operation
+    }
+    part = binary | {"application/partial-upload": binary[TENSORS]}
+    path = "/v1/rounds/{round_id}/update"
+    assert up == {f"PUT {path}": binary, f"POST {path}": part, f"PATCH {path}": part}
 
 
 def test_the_example_plans_can_be_created(api: Api, document: dict[str, Any]) -> None:

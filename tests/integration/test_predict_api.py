@@ -153,6 +153,34 @@ def test_the_token_is_asked_for_when_there_is_one() -> None:
     one.queue.stop()
 
 
+def test_a_misspelled_parameter_is_refused_and_the_right_one_named(service: Service) -> None:
+    answer = service.predict(image(), params={"topk": 3, "top_k": 2})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameters")
+    assert answer.json()["detail"] == "topk: unknown parameter; did you mean top_k?"
+    assert service.predict(image(), params={"colour": 1}).json()["detail"].endswith("this call takes top_k, offset")
+
+
+def test_the_root_says_what_this_is_and_where_to_go(service: Service) -> None:
+    answer = service.http.get("/").json()
+    assert (answer["service"], answer["federation"], answer["model"]) == ("DisTrans agent", "pets", 3)
+    assert set(answer["links"]) == {"predict", "info", "docs"}
+    document = service.http.get("/openapi.json").json()
+    for link in answer["links"].values():
+        assert link in document["paths"] or service.http.get(link).status_code == 200
+    closed = Service(ServeOptions(token="secret"), None)
+    assert closed.http.get("/").status_code == 401
+    assert closed.http.get("/", headers={"Authorization": "Bearer secret"}).json()["model"] is None
+    closed.queue.stop()
+    assert service.http.get("/", headers={"Host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/predict/", "/info/", "/docs/"])
+def test_a_slash_at_the_end_redirects_nobody(service: Service, path: str) -> None:
+    answer = service.http.get(path, follow_redirects=False)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
+    assert answer.json()["next_step"] == "Leave out the slash at the end of the path."
+
+
 def test_the_offset_cannot_be_left_out_unless_the_agent_allows_it(service: Service) -> None:
     assert service.predict(image(), params={"offset": "none"}).status_code == 403
     one = Service(ServeOptions(allow_offset_override=True), bundle())

@@ -1,0 +1,73 @@
+"""Requests that fit no route, or no method or query parameter of one: problems that name what would fit.
+
+Applications have `redirect_slashes` off: a redirect is an absolute URL with the Host header in it, which is the
+caller's to choose.
+"""
+
+import difflib
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.routing import Match
+
+from shared.http.problems import problem
+
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_SHOWN = 64  # characters of a caller's text in an answer
+
+
+def http_problem(request: Request, error: HTTPException) -> JSONResponse:
+    """Return the problem for an error that the framework raised."""
+    status = HTTPStatus(error.status_code)
+    headers = dict(error.headers) if error.headers else {}
+    next_step = "See /docs for the calls there are."
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        methods = ", ".join(_methods(request, request.scope["path"]))
+        headers["Allow"] = methods  # the framework names those of one route; a path can have several
+        next_step = f"Use {methods.replace(', ', ' or ')}; see /docs."
+    path = request.scope["path"]
+    if status is HTTPStatus.NOT_FOUND and path.endswith("/") and any(_methods(request, path.rstrip("/"))):
+        next_step = "Leave out the slash at the end of the path."
+    code = status.phrase.lower().replace(" ", "-")
+    return problem(status, code, str(error.detail), next_step=next_step, headers=headers)
+
+
+def _methods(request: Request, path: str) -> Iterator[str]:
+    """Yield the methods with which the path has a route."""
+    for method in _METHODS:
+        scope = {**request.scope, "path": path, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            yield method
+
+
+async def known_query(request: Request) -> None:
+    """A dependency: refuse query parameters that the route does not have, which would be ignored in silence."""
+    if not request.query_params:
+        return
+    known = list(_query_names(request.scope["route"].dependant))
+    faults = [
+        {"type": "unknown_parameter", "loc": ("query", name[:_SHOWN]), "msg": _advice(name, known)}
+        for name in dict.fromkeys(request.query_params)
+        if name not in known
+    ]
+    if faults:
+        raise RequestValidationError(faults)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Yield what a function and its dependencies declare; making the OpenAPI document for that would take 0.2 s."""
+    yield from (field.alias for field in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_names(dependency)
+
+
+def _advice(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name[:_SHOWN].lower(), known, n=1)
+    if near:
+        return f"unknown parameter; did you mean {near[0]}?"
+    return f"unknown parameter; this call takes {', '.join(known) or 'none'}"

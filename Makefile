@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test coverage check check-migrations demo format install audit clean
+.PHONY: test test-lowest coverage check check-migrations demo format install audit clean
 
 # Tools of other people, for tests of the APIs; apart, because their dependencies are not ours.
 GENERATORS := $(VENV)/generators
@@ -19,6 +19,23 @@ test: check $(GENERATORS_STAMP)
 # The same with a report of the lines that no test runs, here and in htmlcov; takes longer.
 coverage: check $(GENERATORS_STAMP)
 	$(PYTEST) --cov --cov-report=term --cov-report=html
+
+# The lowest releases that pyproject.toml allows, in an environment of their own, with today's test tools; warnings that old
+# releases cause are no errors, and anyio's plugin for pytest is not needed.
+LOWEST := $(VENV)/lowest
+LOWEST_TESTS = tests/unit/shared tests/unit/server tests/unit/client_agent tests/unit/lab/test_runs.py \
+	tests/unit/lab/test_paper_figures.py tests/e2e/test_server_command_line.py tests/integration/test_api_access.py \
+	tests/integration/test_api_federations.py tests/integration/test_api_openapi.py tests/integration/test_blob_stores.py \
+	tests/integration/test_schema.py tests/integration/test_predict_api.py
+
+test-lowest:
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip compile --quiet --no-deps --resolution=lowest-direct --extra=figures --extra=ray --extra=s3 \
+		--output-file=$(LOWEST)/lowest.txt pyproject.toml
+	$(LOWEST)/bin/uv pip install --quiet --python=$(LOWEST)/bin/python --constraint=$(LOWEST)/lowest.txt --editable='.[test,figures]'
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -p no:anyio \
+		--override-ini=filterwarnings=default $(LOWEST_TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -101,8 +101,8 @@ class ProcessEngine:
             waiting.put(cell)
         count = min(self.workers, len(cells))
         with ThreadPoolExecutor(max(1, count)) as threads:
-            futures = [threads.submit(self._serve, waiting, workspace, listener) for _ in range(count)]
             try:
+                futures = [threads.submit(self._serve, waiting, workspace, listener) for _ in range(count)]
                 for future in futures:
                     future.result()
             except BaseException:
@@ -120,6 +120,8 @@ class ProcessEngine:
                 if child is None or child.poll() is not None:
                     self._close(child)
                     child = self._start()
+                    if child is None:
+                        return
                 answer = self._ask(child, cell, workspace, listener)
                 if not self._stopping:
                     with self._lock:
@@ -154,8 +156,11 @@ class ProcessEngine:
         ended = "was killed; out of memory?" if code == -signal.SIGKILL else f"ended with code {code}."
         return {"reason": f"The worker process {ended}", "details": f"See {self._log}."}
 
-    def _start(self) -> "subprocess.Popen[str]":
+    def _start(self) -> "subprocess.Popen[str] | None":
+        """Start a child; None when the engine is stopping, because `_stop` kills only those that it finds running."""
         with self._lock, self._log.open("ab") as log:
+            if self._stopping:
+                return None
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lab.worker"],  # -P: no module of the folder that we happen to be in
                 stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Dockerfile, compose.yaml, systemd units, Kubernetes manifests: checked for what can be known without running them."""
+"""Dockerfile, compose.yaml and systemd units: checked for what can be known without running them."""
 
 import os
 import re
@@ -21,11 +21,6 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("migrate", "coordinator-a", "coordinator-b", "agent")
-MANIFESTS: list[dict[str, Any]] = [
-    document
-    for file in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
-    for document in yaml.safe_load_all(file.read_text())
-]
 
 
 def test_the_dockerfile_has_no_faults() -> None:
@@ -140,65 +135,3 @@ def test_systemd_does_not_restart_an_agent_whose_part_is_over() -> None:
     unit = (ROOT / "deploy" / "systemd" / "distrans-agent.service").read_text().splitlines()
     assert f"RestartPreventExitStatus={AgentEnded.exit_code}" in unit
     assert "--no-serve" not in next(line for line in unit if line.startswith("ExecStart="))
-
-
-def of_kind(kind: str) -> list[dict[str, Any]]:
-    return [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
-
-
-def pods() -> list[dict[str, Any]]:
-    return [manifest["spec"]["template"] for manifest in of_kind("Deployment") + of_kind("Job")]
-
-
-def test_what_kubernetes_gets() -> None:
-    kinds = sorted(manifest["kind"] for manifest in MANIFESTS)
-    assert kinds == ["ConfigMap", "Deployment", "Ingress", "Job", "PodDisruptionBudget", "Service"]
-    for manifest in MANIFESTS:
-        assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", manifest["metadata"]["name"])
-    (deployment,) = of_kind("Deployment")
-    assert deployment["spec"]["replicas"] == 2
-    (job,) = of_kind("Job")
-    assert job["metadata"]["name"].endswith(__version__)
-    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == ["db", "upgrade"]
-
-
-def test_references_between_manifests() -> None:
-    (deployment,), (service,), (budget,), (ingress,), (config,) = map(
-        of_kind, ("Deployment", "Service", "PodDisruptionBudget", "Ingress", "ConfigMap")
-    )
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    ports = {port["name"] for port in container["ports"]}
-    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] in ports
-    (rule,) = ingress["spec"]["rules"]
-    backend = rule["http"]["paths"][0]["backend"]["service"]
-    assert backend["name"] == service["metadata"]["name"]
-    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
-    for pod in pods():
-        assert pod["spec"]["containers"][0]["envFrom"] == [{"configMapRef": {"name": config["metadata"]["name"]}}]
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    for variable, value in config["data"].items():
-        if variable.endswith("_FILE"):
-            assert str(Path(value).parent) in mounted
-
-
-@pytest.mark.parametrize("pod", pods(), ids=lambda pod: pod["spec"]["containers"][0]["name"])
-def test_a_pod_may_do_little(pod: dict[str, Any]) -> None:
-    spec = pod["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["automountServiceAccountToken"] is False
-    (container,) = spec["containers"]
-    assert container["image"] == f"distrans-coordinator:{__version__}"
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert {"requests", "limits"} <= container["resources"].keys()
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}

@@ -1,7 +1,11 @@
 """The process engine and workers that do not behave; tests/unit/lab/test_runs.py has those that do."""
 
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +81,34 @@ def test_a_worker_that_ends_before_it_reads_a_job_costs_that_one(
     script = "read -r job; exec 0<&-; echo '{\"result\": {}}'; exec 1>&-; sleep 1; exit 3"  # time to be given another
     ends = run(script, tmp_path, monkeypatch)
     assert ends == {0: "finished", 1: "The worker process ended with code 3.", 2: "finished"}
+
+
+class InterruptedWhileStarting(ProcessEngine):
+    """Ctrl-C comes after a thread has looked whether to stop, and before it starts its child."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(1, log)
+        self.stopped, self.over = threading.Event(), threading.Event()
+        self.children: list[object] = []
+
+    def _start(self) -> "subprocess.Popen[str] | None":
+        os.kill(os.getpid(), signal.SIGINT)
+        self.stopped.wait(10)
+        child = super()._start()
+        self.children.append(child)
+        self.over.set()
+        return child
+
+    def _stop(self) -> None:
+        super()._stop()
+        self.stopped.set()
+
+
+def test_ctrl_c_while_a_worker_is_about_to_start_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    engine = InterruptedWhileStarting(tmp_path / "workers.log")
+    with pytest.raises(KeyboardInterrupt):
+        engine(CELLS, Workspace(tmp_path, tmp_path), Told())
+    assert engine.stopped.is_set()
+    assert engine.over.wait(60)
+    assert engine.children == [None]

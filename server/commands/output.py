@@ -22,10 +22,15 @@ out = Console(soft_wrap=True, markup=False, emoji=False)  # sites choose some of
 
 def print_table(table: Table) -> None:
     """Folded to fit a terminal; whole, however wide, in a pipe or a file."""
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
+    Console(markup=False, emoji=False, width=width).print(folded(table))
+
+
+def folded(table: Table) -> Table:
+    """The same table, whose texts are folded where a terminal is too narrow, never cut."""
     for column in table.columns:
         column.overflow = "fold"
-    width = None if sys.stdout.isatty() else _ANY_WIDTH
-    Console(markup=False, emoji=False, width=width).print(table)
+    return table
 
 
 def print_json(views: "Iterable[BaseModel]") -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from server.commands.output import percent, when
+from server.commands.output import folded, percent, when
 from shared.problems import DistransError
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def _refresh(
 
 
 def _plain(part: RenderableType) -> RenderableType:
-    return Text(part) if isinstance(part, str) else part
+    if isinstance(part, str):
+        return Text(part)
+    return folded(part) if isinstance(part, Table) else part
 
 
 def _print_changes(look: "Callable[[], FederationView]", interval_s: float) -> None:

@@ -279,6 +279,18 @@ class TestWatch:
             watching.wait_for_line("watched: cancelled, .*: cancelled by the operator$")
             assert watching.wait() == 0
 
+    def test_refreshes_in_place_on_a_terminal(self, both: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("plan.toml").write_text(PLAN.format("seen"))
+        for words in (("create", "plan.toml"), ("cancel", "seen")):
+            assert both["local"]("federation", *words).code == 0
+        monkeypatch.setenv("TERM", "xterm")
+        for run in both.values():
+            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+            shown = run("federation", "show", "seen", "--watch")
+            assert shown.code == 0
+            assert "seen: cancelled, 0 of 2 rounds, 0 clients" in shown.out
+            assert "\x1b[1A\x1b[2K" in shown.out, "moves up and writes over what was there"
+
     def test_ends_with_ctrl_c_and_without_a_traceback(self, coordinator: CoordinatorProcess) -> None:
         coordinator.create(parse_plan(PLAN.format("endless")))
         watching = LoggedProcess(

@@ -59,14 +59,14 @@ class RayEngine:
         try:
             ray.init(address=address, log_to_driver=False)
         except (ConnectionError, ray.exceptions.RayError) as error:
-            # Ray reports a refused token as a failed connection; its own error is a text inside the cause.
+            # Ray reports a refused token as a failed connection; newer releases name it in a text inside the cause.
             if "AuthenticationError" in f"{error!r} {error.__cause__}":
                 raise DistransError(
                     f"The Ray cluster at {address} needs a token.", next_step=_HOW_TO_SIGN_IN
                 ) from error
-            next_step = "Check RAY_ADDRESS, and that the cluster is running: ray status"
             raise DistransError(
-                f"No connection to a Ray cluster at {address}: {error}.", next_step=next_step
+                f"Could not connect to the Ray cluster at {address}.",
+                next_step=f"Check that it is running. If it needs a token: {_HOW_TO_SIGN_IN}",
             ) from error
 
     def _run(self, cells: Sequence[Cell], workspace: Workspace, listener: Listener) -> None:

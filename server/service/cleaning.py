@@ -24,10 +24,10 @@ class Retention:
     """How long things are kept that are no longer needed."""
 
     keep_round_uploads: int = 1  # the newest finished rounds of each federation whose uploads stay
-    keep_models: int = 0  # the newest models of each federation that stay, besides the first and the best; 0: all
     resumable_s: float = 24 * 3600.0  # a resumable upload after it was interrupted
     torn_s: float = 600.0  # a torn PUT whose process died
     garbage_s: float = 3600.0  # a blob that nothing refers to
+    keep_models: int = 0  # the newest models of each federation that stay, besides the first and the best; 0: all
 
 
 @dataclass

@@ -28,7 +28,8 @@ class _Bearer(httpx.Auth):
         self._token = token
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        request.headers["Authorization"] = f"Bearer {self._token()}"
+        if token := self._token():
+            request.headers["Authorization"] = f"Bearer {token}"
         yield request
 
 

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from shared.fault_words import in_words
 from shared.http.problems import problem
 from shared.http.unmatched import http_problem
 
@@ -37,7 +38,7 @@ def answer_with_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+        faults = "; ".join(f"{fault['loc'][-1]}: {in_words(fault)}" for fault in error.errors())
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-parameters", faults, next_step="See /docs.")
 
     @app.exception_handler(HTTPException)

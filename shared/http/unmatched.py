@@ -4,7 +4,6 @@ Applications have `redirect_slashes` off: a redirect is an absolute URL with the
 caller's to choose.
 """
 
-import difflib
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -15,7 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
+from shared.fault_words import WORDS
 from shared.http.problems import problem
+from shared.near_match import near_match
 
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _SHOWN = 64  # characters of a caller's text in an answer
@@ -51,7 +52,7 @@ async def known_query(request: Request) -> None:
         return
     known = list(_query_names(request.scope["route"].dependant))
     faults = [
-        {"type": "unknown_parameter", "loc": ("query", name[:_SHOWN]), "msg": _advice(name, known)}
+        {"type": "unknown_parameter", "loc": ("query", name[:_SHOWN]), "ctx": {WORDS: _advice(name, known)}}
         for name in dict.fromkeys(request.query_params)
         if name not in known
     ]
@@ -67,7 +68,6 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _advice(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name[:_SHOWN].lower(), known, n=1)
-    if near:
-        return f"unknown parameter; did you mean {near[0]}?"
+    if near := near_match(name, known):
+        return f"unknown parameter; did you mean {near}?"
     return f"unknown parameter; this call takes {', '.join(known) or 'none'}"

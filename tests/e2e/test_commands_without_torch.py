@@ -72,7 +72,7 @@ def test_coordinator(tmp_path: Path) -> None:
         tmp_path,
         *("--help", "--version", "federation create --help", "federation create --example"),
         *("federation list", "federation show pets", "federation show pets --json", "client list pets"),
-        *("invite pets", "client rotate pets north", "client revoke pets south"),
+        *("invite create pets", "client rotate pets north", "client revoke pets south"),
         *(f"federation {verb} pets" for verb in ("start", "pause", "resume", "cancel")),
         *("audit list", "audit export audit.csv", "db upgrade", "db backup copy.db"),
     )

@@ -18,7 +18,7 @@ from server.store.tables import Round, Transfer
 PLAN = small_plan(method=MEAN_OFFSETS, rounds={"count": 4, "min_clients": 4, "deadline_s": 3600, "quorum": 1.0})
 OTHERS = ("secret-east", "secret-south", "secret-west")
 # What a client's token does not open at all.
-REFUSED = {"/metrics": 401, "/v1/join": 401, "/v1/audit": 403}
+REFUSED = {"/metrics": 401, "/v1/join": 401, "/v1/audit": 403, "/v1/federations/{name}/invites": 403}
 MEASURED = {"samples": 10, "correct": 7, "loss_sum": 3.0}
 
 

@@ -1,7 +1,6 @@
 """PUT /v1/me/status: who may say what, and who reads it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import Api, SocketApi, new_database, open_api
 from support.coordinator import Site
 from support.plans import small_plan
+from support.waiting import eventually
 
 from client_agent.progress import TrainingDisplay
 from client_agent.settings import ServeOptions
@@ -35,12 +35,6 @@ def north(api: Api) -> Site:
 @pytest.fixture(scope="module")
 def south(api: Api) -> Site:
     return api.join(PLAN, "south", {"cat": 1})
-
-
-def eventually(check: Callable[[], bool], timeout_s: float = 60) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < give_up_at, "it has not happened"
 
 
 def seen_by(api: Api, token: str | None = None, plan: str = "pets") -> dict[str, ClientView]:

@@ -3,8 +3,7 @@
 import gzip
 import itertools
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from support.coordinator import Site, running
 from support.databases import KINDS
 from support.plans import report, small_plan, update_body, update_tensors
 from support.service import make_overdue
+from support.waiting import eventually
 
 from server.api import rounds
 from server.store.blobs import CHUNK_BYTES
@@ -33,13 +33,6 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """One coordinator behind a real socket; each test has a federation of its own."""
     with SocketApi(new_database(request.param, request, tmp_path_factory.mktemp("transfers"))) as api:
         yield api
-
-
-def eventually(check: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Look again and again, for a limited time; what `check` asks the coordinator is the pace."""
-    give_up_at = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < give_up_at, "it has not happened"
 
 
 def new_plan(**tables: Any) -> FederationPlan:

@@ -26,7 +26,8 @@ LOWEST := $(VENV)/lowest
 LOWEST_TESTS = tests/unit/shared tests/unit/server tests/unit/client_agent tests/unit/lab/test_runs.py \
 	tests/unit/lab/test_paper_figures.py tests/e2e/test_server_command_line.py tests/integration/test_api_access.py \
 	tests/integration/test_api_federations.py tests/integration/test_api_openapi.py tests/integration/test_blob_stores.py \
-	tests/integration/test_schema.py tests/integration/test_predict_api.py
+	tests/integration/test_predict_api.py tests/integration/test_schema.py tests/integration/test_service_records.py \
+	tests/integration/test_service_uploads.py
 
 test-lowest:
 	$(PYTHON) -m venv --clear $(LOWEST)

@@ -4,7 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-lowest coverage check check-migrations demo format install audit clean
+.PHONY: help test test-lowest coverage check check-migrations demo format install audit clean
+
+help:
+	@echo "make demo          five agents and a coordinator on this machine, ending in a prediction"
+	@echo "make test          every check and every test"
+	@echo "make check         formatting, lint, types, imports, migrations"
+	@echo "make format        fix formatting and what the linter can fix"
+	@echo "make test-lowest   tests with the lowest dependency versions that are allowed"
+	@echo "make coverage      tests, with the lines that none of them runs"
+	@echo "make audit         known vulnerabilities of what is installed"
+	@echo "make install       build .venv and nothing else"
+	@echo "make clean         remove .venv and caches"
 
 # Tools of other people, for tests of the APIs; apart, because their dependencies are not ours.
 GENERATORS := $(VENV)/generators

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from client_agent.settings import is_loopback
+from shared.http.connection import is_loopback
 from shared.http.problems import problem
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(?::[0-9]*)?")

@@ -15,17 +15,17 @@ from client_agent.downloads import Expected, PartialFile
 from client_agent.errors import (
     AgentEnded,
     Ending,
-    ForeignAnswer,
     OtherProtocol,
     Refused,
     Stopped,
     TokenRefused,
     UnusableModel,
 )
-from client_agent.network import LONG_POLL_S, explain, on_own_origin, read_all, request
+from client_agent.network import LONG_POLL_S, on_own_origin
 from shared import versions
 from shared.evaluation import Evaluation
-from shared.problems import DistransError, WireError
+from shared.http.outgoing import explain, read_bounded, request
+from shared.problems import DistransError, ForeignAnswer, WireError
 from shared.schemas import (
     ClientView,
     FederationPlanAnswer,
@@ -225,7 +225,9 @@ class Coordinator:
             if response.status_code == 416 and part.exists:  # it is whole already
                 return httpx.Response(206)
             if response.status_code not in (200, 206):
-                return httpx.Response(response.status_code, headers=_retry_after(response), content=read_all(response))
+                return httpx.Response(
+                    response.status_code, headers=_retry_after(response), content=read_bounded(response)
+                )
             with part.open(response) as write:
                 for piece in response.iter_raw(_PIECE_BYTES):
                     write(piece)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from client_agent.errors import ForeignAnswer, UnusableModel
-from shared.problems import WireError
+from client_agent.errors import UnusableModel
+from shared.problems import ForeignAnswer, WireError
 from shared.wire import Checker, Spec, digest
 
 _ETAG = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,128}"')

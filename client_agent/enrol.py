@@ -11,9 +11,10 @@ from client_agent.data import DataReport, open_data
 from client_agent.errors import Refused, StateError
 from client_agent.network import open_http
 from client_agent.selection import read_class_map
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import StateFolder
 from shared import __version__
+from shared.http.connection import Connection
 from shared.plan import Name
 from shared.problems import DistransError
 from shared.runtime import select_device

@@ -4,7 +4,6 @@ DistransError
 ├── DataError        images, classes or files that cannot be used
 ├── StateError       a state folder that is missing, foreign, damaged or in use
 ├── Refused          the coordinator rejects this request, now or later
-├── ForeignAnswer    a response that is not a coordinator's
 ├── OtherProtocol    a response of a coordinator of another release, which this agent cannot read
 ├── UnusableModel    a model that cannot be fetched or is not what the plan says; the next one may be
 └── AgentEnded       this agent's part is over for good: revoked, left, cancelled
@@ -35,18 +34,6 @@ class Refused(DistransError):
     def __init__(self, status: int, code: str, message: str, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
         self.status, self.code = status, code
-
-
-class ForeignAnswer(DistransError):
-    """A response that is not a coordinator's, such as the page of a proxy on the way."""
-
-    code = "foreign-answer"
-
-    def __init__(self, status: int) -> None:
-        super().__init__(
-            f"What answered ({status}) is not a coordinator.",
-            next_step="Check --server, and proxies on the way: they may also ask for a client certificate.",
-        )
 
 
 class OtherProtocol(DistransError):

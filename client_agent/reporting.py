@@ -14,8 +14,8 @@ import httpx
 
 from client_agent.backoff import Backoff
 from client_agent.condition import Activity, Condition, Phase
-from client_agent.errors import ForeignAnswer, Stopped
-from client_agent.network import request
+from client_agent.errors import Stopped
+from shared.http.outgoing import request
 from shared.problems import DistransError
 from shared.schemas import AgentActivity, StatusReport, TroubleReport
 
@@ -112,7 +112,7 @@ class Reporter:
             if self._http is None:
                 self._http = self._connect()
             answer = request(self._http, "PUT", "/v1/me/status", json=report.model_dump(), timeout=timeout)
-        except (httpx.HTTPError, ForeignAnswer, DistransError) as error:
+        except (httpx.HTTPError, DistransError) as error:
             logger.debug("a status report was not delivered: %s", error)
             return None
         if answer.status_code == 401:  # the token may have been replaced on the disk

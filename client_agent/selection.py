@@ -1,7 +1,5 @@
 """Which of a site's images are used, and under which of the plan's class names."""
 
-import difflib
-import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,8 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from client_agent.errors import DataError
+from shared.near_match import did_you_mean
 
-_SIMILARITY = 0.65  # "berries" still suggests "berry"
 _MOST_HINTS = 10  # as many as are shown; a plan may have 100,000 classes to compare with
 _FORM = 'Write a line "name here" = "class of the plan" for each class.'
 MAP_ADVICE = '--class-map FILE, with a line "name here" = "class of the plan" for each.'
@@ -57,14 +55,6 @@ def hints(unknown: Sequence[str], classes: Iterable[str], held: Collection[str] 
 
     A class that the data hold under its own name is not what another folder was meant to be called.
     """
-    folded = {_fold(name): name for name in classes if name not in held}
-    found = dict.fromkeys(unknown, "")
-    for name in unknown[:_MOST_HINTS]:
-        for close in difflib.get_close_matches(_fold(name), folded, n=1, cutoff=_SIMILARITY):
-            found[name] = f"; did you mean {folded[close]!r}?"
-    return found
-
-
-def _fold(name: str) -> str:
-    """Without case and separators."""
-    return re.sub(r"[\W_]+", "", name.casefold()) or name
+    missing = [name for name in classes if name not in held]
+    found = {name: did_you_mean(name, missing) for name in unknown[:_MOST_HINTS]}
+    return dict.fromkeys(unknown, "") | found

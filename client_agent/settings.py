@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from client_agent.selection import NOTHING, Skipped
+from shared.http.connection import Connection, is_loopback
 from shared.http.tls import Tls
 from shared.plan import StoredPlan
 from shared.problems import DistransError
@@ -21,42 +21,12 @@ DEFAULT_CACHE_BYTES = 2 * 1024**3
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-class Connection(BaseModel):
-    """How to reach the coordinator."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    server: str
-    ca_file: str | None = None
-    client_cert: str | None = None
-    client_key: str | None = None
-    allow_insecure_http: bool = False
-
-    def check(self) -> None:
-        """Refuse to send tokens and models in the clear over a network."""
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
-        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
-            raise DistransError(
-                f"{self.server} is not encrypted: anybody on the way could read the token and the models.",
-                next_step="Use https://, or --allow-insecure-http if the network is trusted.",
-            )
-
-
 def _is_address(host: str) -> bool:
     try:
         ip_address(host)
     except ValueError:
         return False
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and no other."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Identity(BaseModel):

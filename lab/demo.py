@@ -14,7 +14,6 @@ from rich.console import Console
 
 from client_agent.data import SiteData, open_data
 from client_agent.enrol import join_federation
-from client_agent.settings import Connection
 from client_agent.state import StateFolder
 from client_agent.training import measure
 from lab.demo_display import RunningSite, short, show_predict, show_results, watch
@@ -23,6 +22,7 @@ from lab.demo_plan import DemoOptions, plan_text, read_plan
 from lab.processes import Processes
 from lab.simulation import SimulatedClient, Simulation
 from lab.splitting import Division, SiteFolder, divide
+from shared.http.connection import Connection
 from shared.method_options import FedAvgOptions
 from shared.methods import METHODS
 from shared.methods.base import ClientRecord

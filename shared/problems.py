@@ -5,7 +5,8 @@ DistransError
 ├── BackboneError   a network that cannot take these images, or cannot be found
 ├── WeightsError    initial weights that do not fit the network
 ├── WireError       bytes that are not the tensors they should be
-└── SplitError      data that cannot be shared out as asked
+├── SplitError      data that cannot be shared out as asked
+└── ForeignAnswer   a response that is not a coordinator's
 """
 
 
@@ -49,3 +50,15 @@ class SplitError(DistransError):
     """Data that cannot be shared out among clients as asked."""
 
     code = "invalid-split"
+
+
+class ForeignAnswer(DistransError):
+    """A response that is not a coordinator's, such as the page of a proxy on the way."""
+
+    code = "foreign-answer"
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            f"What answered ({status}) is not a coordinator.",
+            next_step="Check --server, and proxies on the way: they may also ask for a client certificate.",
+        )

@@ -57,8 +57,9 @@ def join(
     from rich.progress import Progress
 
     from client_agent.enrol import join_federation
-    from client_agent.settings import Connection, expand
+    from client_agent.settings import expand
     from client_agent.state import StateFolder
+    from shared.http.connection import Connection
 
     connection = Connection(
         server=server.rstrip("/"),

@@ -11,7 +11,8 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from server.core import errors
-from server.service import uploads
+from server.service.resumable_uploads import InconsistentLength, OffsetMismatch
+from server.service.transfers import UpdateTooLarge
 from server.store.failures import StorageFull, is_busy
 from server.store.objects import ObjectStoreError, ObjectStoreFull
 from shared.fault_words import in_words
@@ -29,7 +30,7 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.Gone: HTTPStatus.GONE,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    uploads.InconsistentLength: HTTPStatus.BAD_REQUEST,
+    InconsistentLength: HTTPStatus.BAD_REQUEST,
     errors.InvalidInput: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
 }
@@ -114,9 +115,9 @@ def problem_of(error: DistransError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.TooMany):
         headers["Retry-After"] = str(error.retry_after_s)
-    if isinstance(error, uploads.UpdateTooLarge):
+    if isinstance(error, UpdateTooLarge):
         headers["Upload-Limit"] = f"max-size={error.max_bytes}"
-    if isinstance(error, uploads.OffsetMismatch):
+    if isinstance(error, OffsetMismatch):
         headers |= {"Upload-Offset": str(error.offset_bytes), "Upload-Complete": "?0"}
         members |= {"expected-offset": error.offset_bytes, "provided-offset": error.provided_bytes}
     return problem(

@@ -15,7 +15,9 @@ from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, UPLOAD, LimitsOf
 from server.api.streaming import BINARY, MEDIA_TYPE, downloads, parse_digest, pieces, send_blob
 from server.core.errors import InvalidInput
-from server.service import evaluations, tasks, uploads
+from server.service import evaluations, resumable_uploads, tasks
+from server.service.resumable_uploads import InconsistentLength, UploadPart, UploadStatus
+from server.service.uploads import Upload
 from server.store.blobs import CHUNK_BYTES
 from shared.evaluation import Evaluation
 from shared.http.openapi import Responses, headers, problem_responses
@@ -120,7 +122,7 @@ async def put_update(
     """
     digest = parse_digest(content_digest, "Content-Digest")
     length = _declared_length(request)
-    upload = await run_in_threadpool(uploads.Upload, ctx, identity, round_id, digest, length)
+    upload = await run_in_threadpool(Upload, ctx, identity, round_id, digest, length)
     try:
         async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
             await run_in_threadpool(upload.feed, piece)
@@ -168,7 +170,7 @@ async def create_upload(
 )
 def head_update(ctx: Ctx, identity: ClientIdentity, round_id: RoundId, upload: UploadId = None) -> Response:
     """How much of a resumable upload is stored: where the next PATCH should begin."""
-    return Response(headers=_status_headers(uploads.status(ctx, identity, round_id, upload)))
+    return Response(headers=_status_headers(resumable_uploads.status(ctx, identity, round_id, upload)))
 
 
 @router.patch(
@@ -207,7 +209,7 @@ async def patch_update(
 )
 def cancel_upload(ctx: Ctx, identity: ClientIdentity, round_id: RoundId, upload: UploadId = None) -> None:
     """Cancel the upload under way and drop its bytes. An update that was accepted stays."""
-    uploads.cancel(ctx, identity, round_id, upload)
+    resumable_uploads.cancel(ctx, identity, round_id, upload)
 
 
 @router.put(
@@ -234,20 +236,20 @@ class _PartHead:
 
 async def _open_part(
     request: Request, ctx: Ctx, identity: ClientIdentity, round_id: int, head: _PartHead, **options: Any
-) -> uploads.UploadPart:
+) -> UploadPart:
     digest, length = parse_digest(head.repr_digest, "Repr-Digest"), head.length
     content_length = _declared_length(request)
     if head.is_last and content_length is not None and head.offset + content_length > 0:
         end = head.offset + content_length
         if length not in (None, end):
-            raise uploads.InconsistentLength(f"The body ends the upload at byte {end}; Upload-Length is {length}.")
+            raise InconsistentLength(f"The body ends the upload at byte {end}; Upload-Length is {length}.")
         length = end
     return await run_in_threadpool(
-        uploads.UploadPart, ctx, identity, round_id, head.offset, length, digest, is_last=head.is_last, **options
+        UploadPart, ctx, identity, round_id, head.offset, length, digest, is_last=head.is_last, **options
     )
 
 
-async def _receive(request: Request, part: uploads.UploadPart) -> Response:
+async def _receive(request: Request, part: UploadPart) -> Response:
     """Store the body, and answer with the receipt or with how far the upload is."""
     async for piece in pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
         await run_in_threadpool(part.feed, piece)
@@ -257,13 +259,13 @@ async def _receive(request: Request, part: uploads.UploadPart) -> Response:
         answer = problem_of(error)
         answer.headers["Upload-Complete"] = "?1" if part.ends_upload else "?0"  # whether resuming could help
         return answer
-    if isinstance(result, uploads.UploadStatus):
+    if isinstance(result, UploadStatus):
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=_status_headers(result))
-    complete = uploads.UploadStatus(result.size_bytes, result.size_bytes, complete=True, max_bytes=part.max_bytes)
+    complete = UploadStatus(result.size_bytes, result.size_bytes, complete=True, max_bytes=part.max_bytes)
     return JSONResponse(result.model_dump(), headers=_status_headers(complete))
 
 
-def _status_headers(status: uploads.UploadStatus) -> dict[str, str]:
+def _status_headers(status: UploadStatus) -> dict[str, str]:
     found = {
         "Upload-Offset": str(status.offset_bytes),
         "Upload-Complete": "?1" if status.complete else "?0",

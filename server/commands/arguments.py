@@ -28,11 +28,18 @@ Server = Annotated[
     ),
 ]
 AdminTokenFile = Annotated[
-    Path | None, typer.Option("--admin-token-file", help="With --server: a file that holds the admin token.")
+    Path | None,
+    typer.Option(
+        "--admin-token-file", help="With --server: a file that holds the admin token; - reads the standard input."
+    ),
 ]
 CaFile = Annotated[
     Path | None, typer.Option("--ca-file", help="With --server: PEM file of the authority to trust, if it is your own.")
 ]
+ClientCert = Annotated[
+    Path | None, typer.Option("--client-cert", help="With --server: PEM file of a certificate that it asks for.")
+]
+ClientKey = Annotated[Path | None, typer.Option("--client-key", help="With --server: PEM file of its key.")]
 AllowInsecureHttp = Annotated[
     bool, typer.Option("--allow-insecure-http", help="With --server: send the admin token unencrypted over a network.")
 ]

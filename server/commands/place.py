@@ -10,7 +10,17 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.commands.arguments import DATA, AdminTokenFile, AllowInsecureHttp, CaFile, DataDir, Db, Server
+from server.commands.arguments import (
+    DATA,
+    AdminTokenFile,
+    AllowInsecureHttp,
+    CaFile,
+    ClientCert,
+    ClientKey,
+    DataDir,
+    Db,
+    Server,
+)
 from shared.problems import DistransError
 
 if TYPE_CHECKING:
@@ -73,6 +83,8 @@ def _open(
     server: Server = None,
     admin_token_file: AdminTokenFile = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
     allow_insecure_http: AllowInsecureHttp = False,
 ) -> "Iterator[Coordinator]":
     """The coordinator on this database or, with `server`, at that address."""
@@ -86,11 +98,13 @@ def _open(
             "--server and --db exclude each other.", next_step="Leave out --db, or unset DISTRANS_SERVER."
         )
     from server.commands.remote import RemoteCoordinator, admin_token
-    from shared.http.outgoing import Target
+    from shared.http.connection import Connection
 
-    target = Target(server, None if ca_file is None else str(ca_file), allow_insecure_http)
-    target.check()
-    with closing(RemoteCoordinator(target, admin_token(admin_token_file))) as coordinator:
+    files = {"ca_file": ca_file, "client_cert": client_cert, "client_key": client_key}
+    named = {option: str(file) for option, file in files.items() if file is not None}
+    connection = Connection(server=server, allow_insecure_http=allow_insecure_http, **named)
+    connection.check()
+    with closing(RemoteCoordinator(connection, admin_token(admin_token_file))) as coordinator:
         yield coordinator
 
 

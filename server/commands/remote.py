@@ -1,6 +1,5 @@
 """A coordinator by its API: what commands with --server work on. Imports neither torch nor the database."""
 
-import sys
 import time
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
@@ -13,8 +12,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from server.commands.coordinator import Coordinator
-from shared.environment import secret
-from shared.http.outgoing import Target, explain, open_client, read_bounded
+from shared.environment import ask_secret, read_secret, secret
+from shared.http.connection import Connection
+from shared.http.outgoing import explain, open_client, request
 from shared.plan import FederationPlan
 from shared.problems import DistransError
 from shared.schemas import (
@@ -31,6 +31,7 @@ from shared.schemas import (
 
 View = TypeVar("View", bound=BaseModel)
 Result = TypeVar("Result")
+_READ_S = 300.0  # creating a federation of a large network takes a while
 _PAGE = 1000  # entries of the audit log that are asked for together
 # Errors whose next step the command line words for itself, see server.__main__; the API's is for programs.
 _OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
@@ -53,8 +54,8 @@ class Refusal(DistransError):
 class RemoteCoordinator(Coordinator):
     """Calls the API with the admin token."""
 
-    def __init__(self, target: Target, token: str) -> None:
-        self._http = open_client(target, token, "distrans-server")
+    def __init__(self, connection: Connection, token: str) -> None:
+        self._http = open_client(connection, token, program="distrans-server", read_s=_READ_S)
         self._now = time.time
 
     def close(self) -> None:
@@ -63,8 +64,7 @@ class RemoteCoordinator(Coordinator):
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
         try:
-            with self._http.stream(method, path, **options) as response:
-                content = read_bounded(response)
+            response = request(self._http, method, path, **options)
         except httpx.HTTPError as error:
             found = explain(error)
             raise Unreachable(
@@ -72,8 +72,8 @@ class RemoteCoordinator(Coordinator):
             ) from error
         self._note_time(response)
         if response.is_success:
-            return content
-        raise _refusal(response.status_code, content)
+            return response.content
+        raise _refusal(response)
 
     def _note_time(self, response: httpx.Response) -> None:
         """Silences are measured by the coordinator's clock, which may differ from this machine's."""
@@ -171,11 +171,11 @@ def _parsed(adapter: TypeAdapter[Result], content: bytes) -> Result:
         raise _foreign("what it answered is not what this release expects") from error
 
 
-def _refusal(status: int, content: bytes) -> DistransError:
+def _refusal(response: httpx.Response) -> DistransError:
     try:
-        return Refusal(Problem.model_validate_json(content))
+        return Refusal(Problem.model_validate_json(response.content))
     except ValidationError:
-        return _foreign(f"it answered {status}")
+        return _foreign(f"it answered {response.status_code}")
 
 
 def _foreign(why: str) -> DistransError:
@@ -187,18 +187,9 @@ def _foreign(why: str) -> DistransError:
 
 def admin_token(file: Path | None) -> str:
     """The admin token from --admin-token-file, the environment or a prompt; never from the command line."""
-    if file is not None:
-        try:
-            found: str | None = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise DistransError(f"--admin-token-file {file} cannot be read: {reason}.") from error
-    else:
-        found = secret("DISTRANS_ADMIN_TOKEN")
-    if found is None and sys.stdin.isatty():
-        import getpass
-
-        found = getpass.getpass("Admin token: ").strip()
+    found = secret("DISTRANS_ADMIN_TOKEN") if file is None else read_secret(file)
+    if found is None:
+        found = ask_secret("Admin token")
     if not found or not (found.isascii() and found.isprintable()):
         raise DistransError(
             "--server needs the coordinator's admin token." if not found else "The admin token is not a line of text.",

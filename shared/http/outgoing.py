@@ -1,54 +1,53 @@
-"""Calls to a coordinator: which addresses are safe, whom to trust, bounded responses, readable network errors."""
+"""Calls to a coordinator: a client with its token, bounded responses, readable network errors."""
 
+import socket
 import ssl
 import urllib.request
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
-from urllib.parse import urlsplit
+from typing import Any
 
 import httpx
 
 from shared import __version__
-from shared.problems import DistransError
+from shared.http.connection import Connection
+from shared.problems import DistransError, ForeignAnswer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # a plan with 100,000 classes fits
-_TIMEOUT = httpx.Timeout(30.0, read=300.0)  # creating a federation of a large network takes a while
+_CONNECT_S = 30.0
+_HANDSHAKE_S = 5.0
 
 
-@dataclass(frozen=True)
-class Target:
-    """A coordinator's address, and how to reach it."""
+class _Bearer(httpx.Auth):
+    """Asks for the token anew for each request."""
 
-    server: str
-    ca_file: str | None = None
-    allow_insecure_http: bool = False
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
 
-    def check(self) -> None:
-        """Refuse to send a token in the clear over a network."""
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
-        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
-            raise DistransError(
-                f"{self.server} is not encrypted: anybody on the way could read the token.",
-                next_step="Use https://, or --allow-insecure-http if the network is trusted.",
-            )
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if token := self._token():
+            request.headers["Authorization"] = f"Bearer {token}"
+        yield request
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and no other."""
+def open_client(
+    connection: Connection,
+    token: str | Callable[[], str],
+    *,
+    program: str,
+    read_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Client:
+    """An HTTP client for the coordinator; proxies come from the environment. A token may change while it is open."""
+    connection.check()
     try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def open_client(target: Target, token: str, program: str) -> httpx.Client:
-    """An HTTP client that carries the token; proxies come from the environment."""
-    target.check()
-    headers = {"User-Agent": f"{program}/{__version__}", "Authorization": f"Bearer {token}"}
-    try:
-        return httpx.Client(base_url=target.server, headers=headers, verify=_trust(target), timeout=_TIMEOUT)
+        return httpx.Client(
+            base_url=connection.server,
+            auth=_Bearer(token if callable(token) else lambda: token),
+            headers={"User-Agent": f"{program}/{__version__}", **(headers or {})},
+            verify=connection.tls_context(),
+            timeout=httpx.Timeout(_CONNECT_S, read=read_s),
+        )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise DistransError(
             f"The proxy that the environment names cannot be used: {str(error).rstrip('.')}.",
@@ -56,15 +55,16 @@ def open_client(target: Target, token: str, program: str) -> httpx.Client:
         ) from error
 
 
-def _trust(target: Target) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=target.ca_file)
-    except OSError as error:  # ssl.SSLError is one
-        reason = "it holds no certificate in PEM form" if isinstance(error, ssl.SSLError) else error.strerror
-        raise DistransError(
-            f"--ca-file {target.ca_file} cannot be used: {reason}.",
-            next_step="Give the PEM file of the authority that signed the coordinator's certificate.",
-        ) from error
+def request(http: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
+    """Send a request and read the whole response; one of more than MAX_ANSWER_BYTES raises ForeignAnswer."""
+    with http.stream(method, url, **options) as response:
+        content = read_bounded(response)
+    headers = [
+        (name, value)
+        for name, value in response.headers.multi_items()
+        if name not in ("content-encoding", "content-length", "transfer-encoding")  # of the bytes on the wire
+    ]
+    return httpx.Response(response.status_code, headers=headers, content=content, request=response.request)
 
 
 def read_bounded(response: httpx.Response) -> bytes:
@@ -73,9 +73,7 @@ def read_bounded(response: httpx.Response) -> bytes:
     for piece in response.iter_bytes():
         body += piece
         if len(body) > MAX_ANSWER_BYTES:
-            raise DistransError(
-                f"The answer has more than {MAX_ANSWER_BYTES} bytes.", next_step="Check that --server is a coordinator."
-            )
+            raise ForeignAnswer(response.status_code)
     return bytes(body)
 
 
@@ -86,22 +84,41 @@ class Explanation:
     cause: str
     next_step: str
 
+    def __str__(self) -> str:
+        return f"{self.cause}. {self.next_step}"
 
+
+_CLIENT_CERTIFICATE = "Ask its operator, and pass the right --client-cert and --client-key."
 # What OpenSSL says, in lower case; the first one found counts.
 _TLS_ERRORS = {
-    "certificate has expired": Explanation("its certificate has expired", "Renew it, and check this machine's clock."),
-    "certificate is not yet valid": Explanation("its certificate is not valid yet", "Check this machine's clock."),
+    "certificate has expired": Explanation(
+        "the coordinator's certificate has expired",
+        "Ask its operator to renew it, and check this machine's clock.",
+    ),
+    "certificate is not yet valid": Explanation(
+        "the coordinator's certificate is not valid yet",
+        "Check this machine's clock.",
+    ),
     "mismatch, certificate is not valid for": Explanation(
-        "its certificate is for another name", "Use the name that stands in the certificate as --server."
+        "the coordinator's certificate is for another name",
+        "Use the name that stands in the certificate as --server.",
     ),
     "certificate verify failed": Explanation(
-        "its certificate is from an authority that is not trusted here",
-        "If the authority is your own, pass its certificate as --ca-file.",
+        "the coordinator's certificate is from an authority that is not trusted here",
+        "If the authority is the operator's own, pass its certificate as --ca-file; otherwise do not continue.",
     ),
+    "alert certificate required": Explanation("the coordinator asks for a client certificate", _CLIENT_CERTIFICATE),
+    "alert handshake failure": Explanation(
+        "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
+    ),
+    " alert ": Explanation("the coordinator does not accept this site's client certificate", _CLIENT_CERTIFICATE),
     "wrong version number": Explanation(
-        "it does not speak TLS at this address", "Check the port of --server; plain http is for this machine only."
+        "the server does not speak TLS at this address",
+        "Check the port of --server; plain http is for this machine only.",
     ),
-    " alert ": Explanation("it rejects the TLS handshake", "It may ask for a client certificate."),
+    "eof occurred in violation of protocol": Explanation(
+        "the coordinator broke off the TLS handshake; it may ask for a client certificate", _CLIENT_CERTIFICATE
+    ),
 }
 
 
@@ -112,8 +129,43 @@ def explain(error: httpx.HTTPError) -> Explanation:
         if marker in text.lower():
             said = text.rpartition("] ")[2].removeprefix("certificate verify failed: ")
             return Explanation(f"{known.cause} ({said})", known.next_step)
-    if isinstance(error, httpx.RemoteProtocolError) and error.request.url.scheme == "http":
-        return Explanation(f"it hung up ({text})", "If it speaks TLS, use https:// in --server.")
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError) and urllib.request.getproxies():
-        return Explanation(f"{text}; a proxy is set in the environment", "Check HTTPS_PROXY, NO_PROXY and --server.")
+    if isinstance(error, httpx.ProxyError):
+        return Explanation(f"the proxy refuses ({text})", "Check HTTPS_PROXY and NO_PROXY, or ask whoever runs it.")
+    try:
+        url = error.request.url
+    except RuntimeError:  # it was never sent
+        return Explanation(text, "Check the network.")
+    hung_up = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
+    if hung_up and url.scheme == "http" and not _through_proxy(url) and _speaks_tls(url):
+        return Explanation(f"the server at {url.host}:{url.port or 80} expects TLS", "Use https:// in --server.")
+    if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "https":
+        return Explanation(
+            f"the coordinator hung up ({text})",
+            "If it asks for client certificates, pass --client-cert and --client-key.",
+        )
+    if isinstance(error, httpx.ConnectError) and _through_proxy(url):
+        return Explanation(
+            f"{text}; a proxy is set in the environment",
+            "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY, then --server and the network.",
+        )
     return Explanation(text, "Check --server and the network.")
+
+
+def _speaks_tls(url: httpx.URL) -> bool:
+    """Try a handshake: a TLS server just hangs up on plain HTTP, as one that restarts does."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent; it only has to answer
+    try:
+        with (
+            socket.create_connection((url.host, url.port or 80), timeout=_HANDSHAKE_S) as plain,
+            context.wrap_socket(plain, server_hostname=url.host),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _through_proxy(url: httpx.URL) -> bool:
+    proxies = urllib.request.getproxies()
+    named = url.scheme in proxies or "all" in proxies
+    return named and not urllib.request.proxy_bypass(url.host)

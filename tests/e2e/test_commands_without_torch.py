@@ -12,11 +12,12 @@ from support.service import Desk, fedavg_plan
 
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import StateFolder
 from server.store.schema import upgrade
 from server.store.session import Database
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 
 # Runs the program once per list of arguments, in one process; prints what came of each as a line of JSON.
 _PROGRAM = """

@@ -9,18 +9,17 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
 from sqlalchemy import update
 from support.api import SocketApi, new_database
+from support.commands import Outcome, server_command
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, running
 from support.processes import LoggedProcess
 from support.service import Desk
 
-from server import __main__ as program
 from server.service import enrolment
 from server.service.context import Context
 from server.store.session import Database
@@ -40,18 +39,10 @@ SECRETS = re.compile(r"dt[ic]_[\w-]+|\b[0-9a-f]{32}\b")
 TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+ s ago|\d{10}\.\d+")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    def comparable(self) -> "Outcome":
-        """Without what differs from run to run; cells are as wide as what stands in them."""
-        texts = (TIMES.sub("TIME", SECRETS.sub("SECRET", text)) for text in (self.out, self.err))
-        return Outcome(self.code, *(re.sub(r" +|[━─]+", " ", text) for text in texts))
+def comparable(outcome: Outcome) -> Outcome:
+    """Without what differs from run to run; cells are as wide as what stands in them."""
+    texts = (TIMES.sub("TIME", SECRETS.sub("SECRET", text)) for text in (outcome.out, outcome.err))
+    return Outcome(outcome.code, *(re.sub(r" +|[━─]+", " ", text) for text in texts))
 
 
 Run = Callable[..., Outcome]
@@ -77,15 +68,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["distrans-server", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            program.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
-
-    return run
+    return server_command(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -103,7 +86,7 @@ def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
     def note(*words: object) -> Outcome:
         outcome = run(*words)
         shown = Outcome(outcome.code, outcome.out.replace(name, "NAME"), outcome.err.replace(name, "NAME"))
-        found.append((" ".join(map(str, words[:2])), shown.comparable()))
+        found.append((" ".join(map(str, words[:2])), comparable(shown)))
         return outcome
 
     Path("plan.toml").write_text(PLAN.format(name))
@@ -192,6 +175,21 @@ class TestConnection:
         both = command("federation", "list", "--server", "https://a.example", "--db", "sqlite:///x.db")
         assert both.err.startswith("error: --server and --db exclude each other.")
 
+    def test_a_client_certificate_that_the_coordinator_asks_for(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+        authority, chain = trustme.CA(), tmp_path / "chain.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(chain)
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        trust.load_cert_chain(chain)
+        tls = Tls(chain, chain, client_ca=tmp_path / "ca.pem")
+        with SocketApi(new_database("sqlite", request, tmp_path), tls=tls, verify=trust) as api:
+            listing = ("federation", "list", "--json", "--server", api.url, "--ca-file", "ca.pem")
+            assert "--client-cert and --client-key" in command(*listing).err
+            assert command(*listing, "--client-cert", chain, "--client-key", chain).out == "[]\n"
+
     def test_an_authority_of_ones_own(
         self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
@@ -207,8 +205,8 @@ class TestConnection:
             listing = ("federation", "list", "--json", "--server", api.url)
             assert "pass its certificate as --ca-file" in command(*listing).err
             assert command(*listing, "--ca-file", "ca.pem").out == "[]\n"
-            assert "it holds no certificate in PEM form" in command(*listing, "--ca-file", key).err
-            assert "use https:// in --server" in command(*listing[:-1], api.url.replace("https", "http")).err
+            assert "holds no certificate in PEM form" in command(*listing, "--ca-file", key).err
+            assert "Use https:// in --server" in command(*listing[:-1], api.url.replace("https", "http")).err
 
     @pytest.mark.parametrize(
         "words",

@@ -13,8 +13,8 @@ from support.processes import PROGRAMS, LoggedProcess
 from support.sealed import seal
 
 from client_agent.enrol import join_federation
-from client_agent.settings import Connection
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.plan import validate_plan
 
 TOKEN = "an-admin-token-from-a-file"

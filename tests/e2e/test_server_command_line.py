@@ -14,7 +14,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import trustme
 import typer.main
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
+from support.commands import Outcome, server_command
 from support.coordinator import CoordinatorProcess
 from support.databases import new_postgres_database
 from support.plans import small_plan
@@ -54,15 +54,6 @@ GROUPS = (("db",), ("federation",), ("invite",), ("client",), ("audit",))
 SIGNS_OF_A_CRASH = ("Traceback", 'File "')
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
 Command = Callable[..., Outcome]
 
 
@@ -76,15 +67,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["distrans-server", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            program.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
-
-    yield run
+    yield server_command(monkeypatch, capsys)
     root.handlers[:] = handlers
     root.setLevel(level)
     os.environ.clear()

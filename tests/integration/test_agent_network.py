@@ -22,9 +22,10 @@ from client_agent import __main__ as command_line
 from client_agent.coordinator import Coordinator
 from client_agent.errors import Stopped
 from client_agent.network import open_http
-from client_agent.settings import Connection, ServeOptions
+from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
 from client_agent.web_service import serving
+from shared.http.connection import Connection
 
 DAY = datetime.timedelta(days=1)
 PLAN = digits_plan(clients=1)

@@ -14,7 +14,7 @@ from support.processes import LoggedProcess
 from support.service import OPERATOR, Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
 
 from server.core.errors import Gone, InvalidInput
-from server.service import archive, uploads
+from server.service import archive, resumable_uploads, uploads
 from server.service.aggregation import Aggregator
 from server.service.cleaning import Cleaner, Retention
 from server.store import blobs
@@ -22,6 +22,7 @@ from server.store.objects import ObjectMissing, Objects, ObjectStoreError
 from server.store.ownership import claim
 from server.store.session import Database
 from server.store.tables import Blob, BlobChunk, Coordinator, Transfer
+from shared.schemas import UpdateReceipt
 from shared.wire import digest
 
 STORES = ("sql", "s3")
@@ -63,10 +64,10 @@ def test_a_round_of_whole_and_of_resumed_uploads(db: Database, monkeypatch: pyte
     desk.put(left, bodies[0])
     round_id, whole = desk.round.id, bodies[1]
     for begin, end in ((0, 7_000), (7_000, 7_001), (7_001, len(whole))):
-        part = uploads.UploadPart(desk.ctx, right, round_id, begin, len(whole), digest(whole))
+        part = resumable_uploads.UploadPart(desk.ctx, right, round_id, begin, len(whole), digest(whole))
         part.feed(whole[begin:end])
         done = part.finish()
-    assert isinstance(done, uploads.UpdateReceipt)
+    assert isinstance(done, UpdateReceipt)
     check_in_step(db)
     desk.aggregate()
     assert desk.bits(1) == mean_bits(bodies)

@@ -6,7 +6,6 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
@@ -16,8 +15,9 @@ from support.sites import App
 from client_agent import __main__ as command_line
 from client_agent import credentials
 from client_agent.credentials import CurrentToken
-from client_agent.settings import Connection, ServeOptions
+from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.plan import FederationPlan
 
 SERVE = ServeOptions(port=0)
@@ -190,7 +190,7 @@ class TestRenewing:
         try:
             proxy.arm(b"POST /v1/me/token", "before-response")
             with monkeypatch.context() as short:
-                short.setattr("client_agent.network._TIMEOUT", httpx.Timeout(30, read=2))
+                short.setattr("client_agent.network._READ_S", 2.0)
                 assert command("token", "--renew")[0] == 1
             assert state.identity().token == old
             assert command("token", "--renew")[0] == 0

@@ -6,7 +6,6 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from support.agents import AgentThread, digits_plan, write_digits
 from support.api import SocketApi, new_database
@@ -185,7 +184,7 @@ class TestInterruptedJoins:
     ) -> None:
         proxy = CuttingProxy(int(api.url.rsplit(":", 1)[1]))
         proxy.arm(b"POST /v1/join", "before-response")
-        monkeypatch.setattr("client_agent.network._TIMEOUT", httpx.Timeout(30, read=2))
+        monkeypatch.setattr("client_agent.network._READ_S", 2.0)
         command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
         code, _, said = run("join", *command, "--server", proxy.url)
         proxy.close()

@@ -12,12 +12,12 @@ from support.tampering import Reply, TamperingProxy
 
 from client_agent.coordinator import unreadable
 from client_agent.enrol import join_federation
-from client_agent.errors import ForeignAnswer, OtherProtocol
-from client_agent.network import request
-from client_agent.settings import Connection
+from client_agent.errors import OtherProtocol
 from client_agent.state import StateFolder
 from shared import versions
-from shared.problems import DistransError
+from shared.http.connection import Connection
+from shared.http.outgoing import request
+from shared.problems import DistransError, ForeignAnswer
 from shared.schemas import TaskAnswer
 
 HEADER = versions.HEADER

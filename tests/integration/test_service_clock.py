@@ -13,7 +13,7 @@ from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats
-from server.service.uploads import UploadPart
+from server.service.resumable_uploads import UploadPart
 from server.service.uptime import UptimeCounter, uptime
 from server.store.session import Database
 from server.store.tables import Round

@@ -30,7 +30,7 @@ from server.service.context import Actor, Context, facts_of, load_roster, record
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats
 from server.service.models import KEPT_STATES
-from server.service.uploads import UploadPart
+from server.service.resumable_uploads import UploadPart
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Blob, BlobChunk, Personal, Round, Transfer, Update

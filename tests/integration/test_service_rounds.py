@@ -23,7 +23,7 @@ from server.core.sampling import choose_participants
 from server.service import audit, enrolment, evaluations, federations, housekeeping, tasks
 from server.service.context import Actor, Context, load_roster
 from server.service.enrolment import Identity
-from server.service.uploads import UploadPart
+from server.service.resumable_uploads import UploadPart
 from server.store.session import Database
 from server.store.tables import Blob, Client, Participant
 from shared.wire import digest

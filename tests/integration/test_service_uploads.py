@@ -24,7 +24,8 @@ from server.service import enrolment, federations, housekeeping
 from server.service.cleaning import Cleaner, Retention
 from server.service.context import Context
 from server.service.enrolment import Identity
-from server.service.uploads import OffsetMismatch, Upload, UploadPart, UploadStatus, status
+from server.service.resumable_uploads import OffsetMismatch, UploadPart, UploadStatus, status
+from server.service.uploads import Upload
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Blob, BlobChunk, Transfer, Update

@@ -30,7 +30,8 @@ from server.service.context import Context
 from server.service.enrolment import Identity
 from server.service.housekeeping import Heartbeats
 from server.service.progress import waiting_for
-from server.service.uploads import Upload, UploadPart, status
+from server.service.resumable_uploads import UploadPart, status
+from server.service.uploads import Upload
 from server.service.uptime import uptime
 from server.store.session import Database
 from server.store.tables import Absence, Blob, Federation, Model, Participant, Round, Update

@@ -28,8 +28,9 @@ from client_agent import web_service
 from client_agent.__main__ import app as command_line
 from client_agent.errors import StateError
 from client_agent.serving import ServingModel
-from client_agent.settings import Connection, Identity, ServeOptions
+from client_agent.settings import Identity, ServeOptions
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.http.tls import Tls
 from shared.problems import DistransError
 

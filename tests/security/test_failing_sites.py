@@ -16,8 +16,9 @@ from support.tampering import Reply, TamperingProxy
 from client_agent.agent import Agent
 from client_agent.data import open_data
 from client_agent.kept_models import Bundle
-from client_agent.settings import Connection, ServeOptions
+from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.plan import FederationPlan
 
 SERVE = ServeOptions(port=0)

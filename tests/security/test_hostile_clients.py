@@ -16,8 +16,8 @@ from server.core.errors import Conflict
 from server.service import federations, tasks
 from server.service.context import facts_of
 from server.service.enrolment import Identity
+from server.service.resumable_uploads import UploadPart
 from server.service.tensors import load_tensors
-from server.service.uploads import UploadPart
 from server.store import blobs
 from server.store.session import Database
 from server.store.tables import Client, Evaluation

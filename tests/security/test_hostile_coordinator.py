@@ -15,13 +15,16 @@ from support.api import SocketApi, new_database
 from support.sites import App
 from support.tampering import Reply, TamperingProxy
 
-from client_agent import network
 from client_agent.backoff import MAX_RETRY_AFTER_S, Backoff
-from client_agent.errors import ForeignAnswer, UnusableModel
-from client_agent.network import on_own_origin, open_http, request
-from client_agent.settings import Connection, ServeOptions
+from client_agent.errors import UnusableModel
+from client_agent.network import on_own_origin, open_http
+from client_agent.settings import ServeOptions
 from client_agent.state import StateFolder
+from shared.http import outgoing
+from shared.http.connection import Connection
+from shared.http.outgoing import request
 from shared.methods import server_half
+from shared.problems import ForeignAnswer
 from shared.wire import digest, encode
 
 PLAN = digits_plan("hostile", clients=9)
@@ -235,13 +238,13 @@ def test_a_redirect_is_not_followed(scene: Scene, elsewhere: Elsewhere) -> None:
 
 
 def test_an_endless_answer_is_cut_off(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "MAX_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(outgoing, "MAX_ANSWER_BYTES", 100_000)
     scene.proxy.tamper = lambda _path, _ask: Reply(200, b'{"action": "wait", "reason": "' + b"x" * 200_000)
     scene.agent.wait_for_line(r"asking for work: What answered \(200\) is not a coordinator")
 
 
 def test_an_error_page_that_never_ends_is_not_read(api: SocketApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "MAX_ANSWER_BYTES", 10)
+    monkeypatch.setattr(outgoing, "MAX_ANSWER_BYTES", 10)
     with open_http(Connection(server=api.url), "token") as http, pytest.raises(ForeignAnswer):
         request(http, "GET", "/v1/me")
 

@@ -18,9 +18,10 @@ from client_agent import __main__ as command_line
 from client_agent.data import open_data
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
 from shared.plan import FederationPlan

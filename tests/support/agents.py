@@ -13,12 +13,12 @@ from support.coordinator import Coordinator
 from support.log_lines import LogLines
 from support.processes import LoggedProcess
 
-from client_agent import settings
 from client_agent.enrol import join_federation
 from client_agent.run import run_until
 from client_agent.settings import RunOptions
 from client_agent.sources import digit_images
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.plan import FederationPlan, validate_plan
 from shared.problems import DistransError
 
@@ -55,7 +55,7 @@ def enrol(coordinator: Coordinator, plan: FederationPlan, name: str, data: Path,
     """Invite a site and join it; its state folder."""
     invite = coordinator.admin("POST", f"/v1/federations/{plan.name}/invites")["token"]
     state = StateFolder(folder / name)
-    join_federation(state, settings.Connection(server=url), invite, name, str(data))
+    join_federation(state, Connection(server=url), invite, name, str(data))
     return state
 
 

@@ -12,9 +12,10 @@ from client_agent.data import SiteData
 from client_agent.history import HistoryLine
 from client_agent.model_gate import ModelGate
 from client_agent.network import open_http
-from client_agent.settings import Connection, Identity, RunOptions
+from client_agent.settings import Identity, RunOptions
 from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 from shared.plan import validate_plan
 from shared.runtime import Runtime
 

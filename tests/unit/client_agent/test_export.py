@@ -15,8 +15,9 @@ from client_agent.export import ABOUT, export_program
 from client_agent.images import PREDICT_FORMATS, decode, to_tensor
 from client_agent.kept_models import Bundle
 from client_agent.serving import build
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import StateFolder
+from shared.http.connection import Connection
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
 from shared.plan import validate_plan

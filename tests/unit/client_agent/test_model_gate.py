@@ -18,9 +18,10 @@ from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
 from client_agent.model_gate import ModelGate
 from client_agent.serving import PredictionQueue, load_served
-from client_agent.settings import Connection, Identity, RunOptions
+from client_agent.settings import Identity, RunOptions
 from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 from shared.methods import server_half
 from shared.methods.base import ClientRecord
 from shared.plan import validate_plan

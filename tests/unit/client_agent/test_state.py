@@ -18,10 +18,11 @@ from client_agent.condition import Condition, Report, TroubleKind
 from client_agent.errors import AgentEnded, Ending, StateError
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import PendingUpload, StateFolder
 from shared import files
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 from shared.plan import validate_plan
 from shared.problems import DistransError
 

@@ -12,9 +12,10 @@ from client_agent.__main__ import app
 from client_agent.condition import Condition, TroubleKind
 from client_agent.history import HistoryLine
 from client_agent.kept_models import Bundle
-from client_agent.settings import Connection, Identity
+from client_agent.settings import Identity
 from client_agent.state import StateFolder
 from shared.evaluation import Evaluation
+from shared.http.connection import Connection
 from shared.plan import validate_plan
 
 PLAN = validate_plan(

@@ -4,7 +4,6 @@ import ssl
 import urllib.request
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -25,10 +24,13 @@ class Target:
 
     def check(self) -> None:
         """Refuse to send a token in the clear over a network."""
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            url = httpx.URL(self.server)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
             raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
-        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
+        if url.scheme == "http" and not self.allow_insecure_http and not is_loopback(url.host):
             raise DistransError(
                 f"{self.server} is not encrypted: anybody on the way could read the token.",
                 next_step="Use https://, or --allow-insecure-http if the network is trusted.",

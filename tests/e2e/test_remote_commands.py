@@ -8,8 +8,10 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,28 @@ class TestConnection:
             assert words in outcome.err
         both = command("federation", "list", "--server", "https://a.example", "--db", "sqlite:///x.db")
         assert both.err.startswith("error: --server and --db exclude each other.")
+
+    def test_a_proxy_that_answers_for_a_coordinator_that_is_away(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """--watch waits for one that is unreachable, so this has to count as that."""
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+
+        class Proxy(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_error(502)
+
+            def log_message(self, *_: object) -> None:
+                """Nobody reads it."""
+
+        with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
+            outcome = command("federation", "list", "--server", f"http://127.0.0.1:{proxy.server_port}")
+            proxy.shutdown()
+        assert outcome.err == (
+            "error: The coordinator cannot be reached: a proxy on the way answered 502. "
+            "Check that the coordinator is running.\n"
+        )
 
     def test_an_authority_of_ones_own(
         self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest

@@ -50,13 +50,13 @@ class Coordinator(Protocol):
         """Delete a federation."""
 
     def invite(self, name: str, expires_in_s: float, note: str) -> "InviteAnswer":
-        """Make an invite."""
+        """Create an invite."""
 
     def invites(self, name: str) -> "list[InviteView]":
         """The invites of a federation."""
 
     def revoke_invite(self, name: str, invite: str) -> None:
-        """Make an invite worthless."""
+        """Revoke an unused invite."""
 
     def revoke_client(self, name: str, client: str) -> None:
         """End a client's access."""

@@ -55,7 +55,7 @@ def create(
     except OSError as error:
         raise DistransError(f"{plan} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DistransError(f"{plan} is not a text in UTF-8.") from error
+        raise DistransError(f"{plan} is not UTF-8 text.") from error
     connect().create(parsed, weights)
     out.print(f"Federation {parsed.name} created. Next: distrans-server invite create {parsed.name}")
 
@@ -89,7 +89,8 @@ def show(
     name: Federation,
     as_json: Json = False,
     follow: Annotated[
-        bool, typer.Option("--watch", help="Keep looking until the federation has ended; in a pipe, a line per change.")
+        bool,
+        typer.Option("--watch", help="Refresh until the federation has ended; when piped, print a line per change."),
     ] = False,
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.1, max=3600, help="With --watch: seconds between two looks.")
@@ -149,7 +150,7 @@ def pause(connect: Connect, name: Federation) -> None:
 @app.command()
 @on_coordinator
 def resume(connect: Connect, name: Federation) -> None:
-    """Go on after a pause."""
+    """Resume after a pause."""
     print_federation(connect().change(name, "resume"))
 
 

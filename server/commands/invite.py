@@ -61,6 +61,6 @@ def list_(connect: Connect, name: Federation, as_json: Json = False) -> None:
 @app.command()
 @on_coordinator
 def revoke(connect: Connect, name: Federation, invite: Annotated[str, typer.Argument(help="The invite's id.")]) -> None:
-    """Make an invite worthless that was not used."""
+    """Revoke an unused invite."""
     connect().revoke_invite(name, invite)
     out.print(f"Invite {invite} of {name} is revoked.", highlight=False)

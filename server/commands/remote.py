@@ -33,6 +33,7 @@ View = TypeVar("View", bound=BaseModel)
 Result = TypeVar("Result")
 _READ_S = 300.0  # creating a federation of a large network takes a while
 _PAGE = 1000  # entries of the audit log that are asked for together
+_PASSING = (429, 502, 503, 504)  # busy, stopping, or away behind a proxy
 # Errors whose next step the command line words for itself, see server.__main__; the API's is for programs.
 _OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
 
@@ -172,10 +173,19 @@ def _parsed(adapter: TypeAdapter[Result], content: bytes) -> Result:
 
 
 def _refusal(response: httpx.Response) -> DistransError:
+    status = response.status_code
     try:
-        return Refusal(Problem.model_validate_json(response.content))
+        problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        return _foreign(f"it answered {response.status_code}")
+        if status not in _PASSING:
+            return _foreign(f"it answered {status}")
+        return Unreachable(
+            f"The coordinator cannot be reached: a proxy on the way answered {status}.",
+            next_step="Check that the coordinator is running.",
+        )
+    if status in _PASSING:
+        return Unreachable(problem.detail, next_step=problem.next_step)
+    return Refusal(problem)
 
 
 def _foreign(why: str) -> DistransError:

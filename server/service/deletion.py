@@ -60,7 +60,7 @@ def delete_federation(ctx: Context, actor: Actor, name: str, confirm: str) -> No
                 next_step=f"End it first: distrans-server federation cancel {name}",
             )
         federation.deleted_at = ctx.clock()
-        federation.name = f"{federation.id} (deleted)"  # no federation can be called so
+        federation.name = f"{federation.id} (deleted)"  # not a valid name, so it takes nobody's
         ctx.touch(federation)  # long polls of its clients end
         record(session, ctx, actor, "federation.delete", name, rounds=federation.completed_rounds)
 

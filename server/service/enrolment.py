@@ -85,7 +85,7 @@ def check_invite(session: Session, ctx: Context, text: str) -> tuple[Invite, Fed
             "invalid-invite", "The invite is not valid.", next_step="Ask the operator for a new one."
         )
     if found.used_by is not None:
-        client = session.get_one(Client, found.used_by, with_for_update=LOCK)
+        client = session.get_one(Client, found.used_by)
         if client.attempt_hash is None or client.state != "active":
             raise _invite_used()
         return found, federation, client
@@ -134,13 +134,14 @@ def join(
     """
     try:
         with ctx.db.write() as session:
-            found, federation, client = check_invite(session, ctx, invite_token)
+            found, federation, client = _lock_invite(session, ctx, invite_token)
             _check_attempt(client, request.attempt)
             if federation.state in ENDED:
                 raise Conflict("federation-ended", f"Federation {federation.name!r} is {federation.state}.")
             counts, repeated = _ordered_counts(federation, request.class_counts), client is not None
+            heard_uptime = uptime(session)
             if client is None:
-                client = _new_client(session, ctx, federation, request.attempt)
+                client = _new_client(ctx, federation, request.attempt)
                 session.add(client)
             elif client.name != request.name:
                 _rename_in_open_round(session, federation, client.name, request.name)
@@ -148,6 +149,7 @@ def join(
             client.name, client.token_hash, client.certificate = request.name, token.hash, certificate
             client.class_counts, client.held_out_images = counts, request.held_out_images
             client.agent_version, client.device = request.agent_version, request.device
+            client.last_seen_at, client.heard_uptime = ctx.clock(), heard_uptime
             session.flush()
             found.used_at, found.used_by = found.used_at or ctx.clock(), client.id
             detail = {"id": client.id} | ({"repeated": True} if repeated else {})
@@ -164,17 +166,25 @@ def join(
         ) from error
 
 
-def _new_client(session: Session, ctx: Context, federation: Federation, attempt: str | None) -> Client:
+def _lock_invite(session: Session, ctx: Context, text: str) -> tuple[Invite, Federation, Client | None]:
+    """What `check_invite` returns, checked again once all rows are locked; the federation before its client.
+
+    The federation may have been deleted, or the client revoked, while this waited for them.
+    """
+    _, federation, client = check_invite(session, ctx, text)
+    for row in filter(None, (federation, client)):
+        session.refresh(row, with_for_update=LOCK)
+    return check_invite(session, ctx, text)
+
+
+def _new_client(ctx: Context, federation: Federation, attempt: str | None) -> Client:
     """A client without what its site says of itself."""
-    now = ctx.clock()
     return Client(
         id=uuid.uuid4().hex,
         federation_id=federation.id,
         attempt_hash=None if attempt is None else tokens.hash_secret(attempt),
         state="active",
-        joined_at=now,
-        last_seen_at=now,
-        heard_uptime=uptime(session),
+        joined_at=ctx.clock(),
     )
 
 
@@ -215,16 +225,21 @@ def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Ide
         client, federation_name = row
         if _is_current(client, parts[1]):
             _refuse_ended(client)
+            _refuse_foreign(client, certificate)
             if _is_first_use(client, parts[1], certificate):
                 client = _settle(ctx, client.id, parts[1], certificate)
-            if client.certificate != certificate:
-                raise NotAllowed(
-                    "wrong-certificate",
-                    "This client's token belongs to another certificate than the one that was shown.",
-                    next_step="Show the one that it joined with, or have the operator rotate the client's token.",
-                )
             return Identity(client.id, client.name, client.federation_id, federation_name, client.token_generation)
     raise _invalid_token()
+
+
+def _refuse_foreign(client: Client, certificate: str | None) -> None:
+    """A client that has shown a certificate has to show the same one again."""
+    if client.certificate not in (None, certificate):
+        raise NotAllowed(
+            "wrong-certificate",
+            "This client's token belongs to another certificate than the one that was shown.",
+            next_step="Show the one that it joined with, or have the operator rotate the client's token.",
+        )
 
 
 def _is_current(client: Client, secret: str) -> bool:
@@ -250,6 +265,7 @@ def _settle(ctx: Context, client_id: str, secret: str, certificate: str | None) 
         client = session.get(Client, client_id, with_for_update=LOCK)
         if client is None or not _is_current(client, secret):  # another request, or the operator, was first
             raise _invalid_token()
+        _refuse_foreign(client, certificate)
         federation = session.get_one(Federation, client.federation_id)
         actor = Actor(f"client:{client.name}")
         client.attempt_hash = None
@@ -262,8 +278,8 @@ def _settle(ctx: Context, client_id: str, secret: str, certificate: str | None) 
         return client
 
 
-def refuse_outdated(session: Session, identity: Identity) -> None:
-    """For requests that take long: the client may have left or been revoked, or its token rotated, since they began.
+def refuse_outdated(session: Session, identity: Identity) -> Client:
+    """The client of a request that takes long: it may have left or been revoked, or its token rotated, since it began.
 
     A token that the client itself has renewed ends no request that began with it: it is still the same client.
     """
@@ -274,6 +290,7 @@ def refuse_outdated(session: Session, identity: Identity) -> None:
     _refuse_ended(client)
     if client.token_generation != identity.token_generation:
         raise _invalid_token()
+    return client
 
 
 def _invalid_token(message: str = "The token is not valid.") -> NotAuthenticated:
@@ -400,9 +417,9 @@ def renew(ctx: Context, identity: Identity, actor: Actor) -> TokenAnswer:
     """
     token = tokens.new_token("client", identity.client_id)
     with ctx.db.write() as session:
-        refuse_outdated(session, identity)
+        session.get(Client, identity.client_id, with_for_update=LOCK)  # the operator may be rotating the token
+        client = refuse_outdated(session, identity)
         _refuse_frequent_changes(session, ctx, actor, identity.federation)
-        client = session.get_one(Client, identity.client_id, with_for_update=LOCK, populate_existing=True)
         client.next_token_hash = token.hash
         record(session, ctx, actor, "client.renew", identity.federation)
     return TokenAnswer(client_id=identity.client_id, token=token.text)

@@ -2,7 +2,7 @@
 
 from server.core.errors import InvalidInput, NotFound
 from server.service.context import Context, client_record
-from server.service.enrolment import Identity
+from server.service.enrolment import Identity, refuse_outdated
 from server.service.models import judge_last
 from server.store.session import LOCK
 from server.store.tables import Client, Evaluation, Federation, Model
@@ -21,9 +21,10 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
             "absurd-loss", f"A loss_sum of {result.loss_sum:.3g} is more than {MAX_LOSS:.0e} per held-out image."
         )
     with ctx.db.write() as session:
-        federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
-        _refuse_more_than_registered(session.get_one(Client, identity.client_id), result)
-        if session.get(Model, (federation.id, model_number)) is None:
+        federation = session.get(Federation, identity.federation_id, with_for_update=LOCK)
+        client = refuse_outdated(session, identity)  # the federation may have been deleted meanwhile
+        _refuse_more_than_registered(client, result)
+        if federation is None or session.get(Model, (federation.id, model_number)) is None:
             raise NotFound("no-such-model", f"There is no model {model_number}.")
         session.merge(
             Evaluation(

@@ -74,7 +74,7 @@ def load(session: Session, name: str, *, lock: bool = False) -> Federation:
     federation = session.execute(query.with_for_update(key_share=True) if lock else query).scalar_one_or_none()
     if federation is None:
         # Only the operator gets here with a name of choice; a client may look at its own federation alone.
-        names = session.execute(select(Federation.name)).scalars()
+        names = session.execute(select(Federation.name).where(Federation.deleted_at.is_(None))).scalars()
         near = did_you_mean(name, names) or "."
         raise NotFound("no-such-federation", f"There is no federation {name!r}{near}")
     return federation

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -63,10 +63,12 @@ def pooled_accuracy(session: Session, federation: Federation, model_number: int)
 def pooled_accuracies(session: Session, federation: Federation) -> dict[int, float | None]:
     """The pooled accuracy of every model that somebody who counts has measured, read with one query."""
     query = select(Evaluation.model_number, Evaluation.result).join(Client, Client.id == Evaluation.client_id)
-    found: defaultdict[int, Measured] = defaultdict(lambda: _NOTHING)
+    correct, samples = Counter[int](), Counter[int]()  # adding up Measured takes as long as reading them
     for number, text in session.execute(query.where(Evaluation.federation_id == federation.id, Client.counted)):
-        found[number] += _stored_evaluation(text) or _NOTHING
-    return {number: result.accuracy for number, result in found.items()}
+        result = _stored_evaluation(text) or _NOTHING
+        correct[number] += result.correct
+        samples[number] += result.samples
+    return {number: correct[number] / count if count else None for number, count in samples.items()}
 
 
 def describe_evaluation(result: Measured) -> EvaluationView:

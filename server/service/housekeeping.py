@@ -25,6 +25,7 @@ class Sign:
 
     at: float
     report: StatusReport | None = None
+    reported_at: float = 0.0  # earlier than `at` if the agent has asked for work since
     can_report: bool = True
 
 
@@ -42,16 +43,16 @@ class Heartbeats:
     def note(self, client_id: str, now: float, round_id: int | None = None, *, can_report: bool = True) -> None:
         """A client has spoken, and may have been handed its part in a round."""
         with self._lock:
-            known = self.seen.get(client_id)
-            report = known.report if known and can_report else None
-            self.seen[client_id] = Sign(now, report, can_report)
+            known = self.seen.get(client_id, Sign(now))
+            report = known.report if can_report else None
+            self.seen[client_id] = Sign(now, report, known.reported_at, can_report)
             if round_id is not None:
                 self.handed.setdefault(round_id, set()).add(client_id)
 
     def note_report(self, client_id: str, now: float, report: StatusReport) -> None:
         """A client's agent has said what it is doing."""
         with self._lock:
-            self.seen[client_id] = Sign(now, report)
+            self.seen[client_id] = Sign(now, report, now)
 
     def flush(self, ctx: Context, isolation: Isolation | None = None) -> None:
         """Write down what was noted; what the database does not take now is kept for the next time."""
@@ -116,10 +117,12 @@ def _write_report(session: Session, client_id: str, sign: Sign) -> None:
             "activity": report.activity,
             "activity_detail": report.detail,
             "troubles": json.dumps([trouble.model_dump() for trouble in report.troubles]),
-            "status_at": sign.at,
+            "status_at": sign.reported_at,
         }
-        outdated = or_(
-            Client.status_at.is_(None), Client.status_at < sign.at, Client.status_at > sign.at + _CLOCK_WRONG_S
+        outdated = or_(  # another process may have been told something newer
+            Client.status_at.is_(None),
+            Client.status_at < sign.reported_at,
+            Client.status_at > sign.reported_at + _CLOCK_WRONG_S,
         )
     elif not sign.can_report:  # the site went back to an older agent, which is silent while it trains
         values = {"activity": "", "activity_detail": "", "troubles": "[]", "status_at": None}

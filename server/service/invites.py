@@ -41,7 +41,7 @@ def _state(invite: Invite, now: float) -> str:
 
 
 def revoke(ctx: Context, actor: Actor, federation_name: str, invite_id: str) -> None:
-    """Make an invite worthless; does nothing when that has happened already. One that was used is a Conflict."""
+    """Revoke an unused invite. Idempotent; Conflict for one that was used."""
     with ctx.db.write() as session:
         federation = load(session, federation_name)
         invite = session.get(Invite, invite_id, with_for_update=LOCK)

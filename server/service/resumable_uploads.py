@@ -96,7 +96,7 @@ class UploadPart:
             stored = session.get_one(Blob, found.blob_id).size_bytes
             if stored != offset:
                 raise OffsetMismatch(stored, offset)
-            self._length, self._digest = _agree(found, length, digest)
+            self._length, self._digest = _agree(found, stored, length, digest)
             self._transfer_id, self._blob_id, self._position = found.id, found.blob_id, stored
 
     def feed(self, data: bytes) -> None:
@@ -219,12 +219,14 @@ def _is_another(transfer: Transfer, digest: str | None) -> bool:
     return bool(digest and transfer.digest and digest != transfer.digest)
 
 
-def _agree(transfer: Transfer, length: int | None, digest: str | None) -> tuple[int, str]:
+def _agree(transfer: Transfer, stored: int, length: int | None, digest: str | None) -> tuple[int, str]:
     """The length and digest of the upload, 0 and "" while unknown; what a request adds is kept for the next ones."""
     if length is not None and transfer.length_bytes and length != transfer.length_bytes:
         raise InconsistentLength(
             f"The request gives a length of {length} bytes, an earlier one {transfer.length_bytes}."
         )
+    if length is not None and length < stored:
+        raise InconsistentLength(f"The request gives a length of {length} bytes; {stored} are stored already.")
     transfer.length_bytes = transfer.length_bytes or length or 0
     transfer.digest = transfer.digest or digest or ""
     return transfer.length_bytes, transfer.digest

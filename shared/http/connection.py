@@ -3,8 +3,8 @@
 import ssl
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
+import httpx
 from pydantic import BaseModel, ConfigDict
 
 from shared.problems import DistransError
@@ -22,10 +22,13 @@ class Connection(BaseModel):
 
     def check(self) -> None:
         """Refuse to send tokens and models in the clear over a network."""
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            url = httpx.URL(self.server)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
             raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
-        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(parts.hostname):
+        if url.scheme == "http" and not self.allow_insecure_http and not is_loopback(url.host):
             raise DistransError(
                 f"{self.server} is not encrypted: anybody on the way could read the token.",
                 next_step="Use https://, or --allow-insecure-http if the network is trusted.",

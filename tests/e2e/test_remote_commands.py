@@ -8,7 +8,9 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,8 @@ class TestConnection:
         for server, words in (
             ("http://coordinator.example", "is not encrypted: anybody on the way could read the token."),
             ("coordinator.example", "is not a valid URL. Use https://host[:port]."),
+            ("http://[::1", "is not a valid URL. Use https://host[:port]."),
+            ("https://coordinator.example:port", "is not a valid URL. Use https://host[:port]."),
             ("http://127.0.0.1:1", "The coordinator cannot be reached: "),
         ):
             outcome = command("federation", "list", "--server", server)
@@ -189,6 +193,28 @@ class TestConnection:
             listing = ("federation", "list", "--json", "--server", api.url, "--ca-file", "ca.pem")
             assert "--client-cert and --client-key" in command(*listing).err
             assert command(*listing, "--client-cert", chain, "--client-key", chain).out == "[]\n"
+
+    def test_a_proxy_that_answers_for_a_coordinator_that_is_away(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """--watch waits for one that is unreachable, so this has to count as that."""
+        monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
+
+        class Proxy(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_error(502)
+
+            def log_message(self, *_: object) -> None:
+                """Nobody reads it."""
+
+        with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
+            outcome = command("federation", "list", "--server", f"http://127.0.0.1:{proxy.server_port}")
+            proxy.shutdown()
+        assert outcome.err == (
+            "error: The coordinator cannot be reached: a proxy on the way answered 502. "
+            "Check that the coordinator is running.\n"
+        )
 
     def test_an_authority_of_ones_own(
         self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest

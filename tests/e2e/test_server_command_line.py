@@ -397,7 +397,7 @@ class TestFederations:
         )
         assert refuses("federation", "create", tmp_path).endswith("cannot be read: Is a directory.")
         (tmp_path / "latin.toml").write_bytes(PLAN.replace("pets", "chiens-à-poils").encode("latin-1"))
-        assert refuses("federation", "create", "latin.toml") == "latin.toml is not a text in UTF-8."
+        assert refuses("federation", "create", "latin.toml") == "latin.toml is not UTF-8 text."
         (tmp_path / "broken.toml").write_text("name = ")
         assert refuses("federation", "create", "broken.toml").startswith("The plan is not valid TOML: ")
         (tmp_path / "wrong.toml").write_text('name = "a b"\nclasses = ["x"]\n[rounds]\ncount = 0')

@@ -134,6 +134,14 @@ def test_lengths_that_contradict_each_other(uploading: Uploading) -> None:
     assert rest.status_code == 200
 
 
+def test_a_length_below_what_is_stored(uploading: Uploading) -> None:
+    location = uploading.create(uploading.whole[:100])
+    short = uploading.send("PATCH", location, b"", Upload_Offset=100, Upload_Complete="?0", Upload_Length=50)
+    assert problem(short) == (400, "inconsistent-length", "inconsistent-upload-length")
+    rest = uploading.send("PATCH", location, uploading.whole[100:], Upload_Offset=100, Upload_Complete="?1")
+    assert rest.status_code == 200
+
+
 def test_a_body_of_unknown_length_that_ends_too_early(uploading: Uploading) -> None:
     """Chunked: only its end shows that bytes are missing; those that came stay."""
     location = uploading.create(Upload_Length=len(uploading.whole))

@@ -194,6 +194,22 @@ class TestReasons:
         assert [one.client for one in last_round(desk, sites[1]).missing] == ["north"]
 
 
+def test_a_report_that_another_process_has_had_since_counts(clean_db: Database) -> None:
+    """The agent has asked the first process for work after its last report, which came to the second one."""
+    desk = Desk(clean_db, fedavg_plan())
+    north = desk.join("north")
+    first, second = Heartbeats(), Heartbeats()
+    first.note_report(north.client_id, desk.clock(), StatusReport(activity="measuring", detail="measuring model 1"))
+    desk.clock.advance(1)
+    second.note_report(north.client_id, desk.clock(), TRAINING)
+    desk.clock.advance(1)
+    first.note(north.client_id, desk.clock())
+    for beats in (second, first):
+        beats.flush(desk.ctx)
+    view = enrolment.me(desk.ctx, north)
+    assert (view.activity, view.status_at, view.last_seen_at) == ("training", desk.clock() - 1, desk.clock())
+
+
 def test_many_reports_cost_one_transaction_and_never_advance_a_federation(clean_db: Database) -> None:
     desk = Desk(clean_db, fedavg_plan())
     north = desk.join("north")

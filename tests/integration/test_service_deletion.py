@@ -122,6 +122,22 @@ class TestDeletion:
             refused(NotAuthenticated, "invalid-invite", lambda: enrolment.preview(desk.ctx, invite))
             deletion.finish(desk.ctx)
 
+    def test_refuses_a_measurement_that_was_on_its_way(self, clean_db: Database) -> None:
+        """Its row would refer to a client that is about to be removed."""
+        desk = Desk(clean_db)
+        north = desk.join("north")
+        federations.cancel(desk.ctx, OPERATOR, desk.name)
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        for _ in range(2):
+            refused(NotAuthenticated, "invalid-token", lambda: evaluations.submit(desk.ctx, north, 0, measured(5)))
+            deletion.finish(desk.ctx)
+
+    def test_is_no_name_that_is_suggested(self, clean_db: Database) -> None:
+        desk = Desk(clean_db, start=False)
+        deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
+        error = refused(NotFound, "no-such-federation", lambda: federations.show(desk.ctx, "1-deleted"))
+        assert error.message == "There is no federation '1-deleted'."
+
     @pytest.mark.parametrize("state", ["running", "paused"])
     def test_of_a_federation_under_way_is_refused(self, clean_db: Database, state: str) -> None:
         desk = Desk(clean_db, PLAN)

@@ -1,8 +1,12 @@
 """Joins that are repeated, tokens that are renewed, and invites that an operator takes back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 from support.api import Api, new_database, open_api
 from support.coordinator import Site
 from support.many_rows import statements
@@ -10,9 +14,10 @@ from support.plans import small_plan
 from support.service import OPERATOR, Desk, fedavg_plan, refused
 
 from server.core.errors import Conflict, NotAllowed, NotAuthenticated, NotFound, TooMany
-from server.service import audit, enrolment, federations, invites, tasks
+from server.service import audit, deletion, enrolment, federations, invites, tasks
 from server.service.context import Actor
-from server.store.session import Database
+from server.store.session import LOCK, Database
+from server.store.tables import Client
 from shared.schemas import JoinAnswer, JoinRequest
 
 ATTEMPT, ANOTHER = "0a" * 16, "0b" * 16
@@ -32,6 +37,21 @@ def invite(desk: Desk) -> str:
 
 def join(desk: Desk, invite: str, name: str = "north", attempt: str | None = ATTEMPT, cats: int = 5) -> JoinAnswer:
     return enrolment.join(desk.ctx, invite, JoinRequest(name=name, class_counts={"cat": cats}, attempt=attempt))
+
+
+@contextmanager
+def waiting_for(db: Database, lock: Callable[[Session], object], step: Callable[[], object]) -> Iterator[Session]:
+    """A transaction that has locked something `step` waits for; after its end the step goes on, and may raise."""
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+    with ThreadPoolExecutor(1) as pool:
+        with db.write() as session:
+            lock(session)
+            session.flush()
+            started = pool.submit(step)
+            while not db.is_sqlite and not session.execute(waiting).scalar_one():  # SQLite has one writer at a time
+                assert not started.done(), started.result()
+            yield session
+        started.result()
 
 
 def actions(desk: Desk) -> list[str]:
@@ -85,6 +105,40 @@ class TestRepeatedJoin:
         enrolment.revoke(desk.ctx, OPERATOR, desk.name, "north")
         refused(NotAllowed, "invite-used", lambda: join(desk, invite))
 
+    def test_is_a_sign_of_life(self, clean_db: Database) -> None:
+        """A site that repeats its join after a day is there, so that a round may begin with it."""
+        desk = Desk(clean_db, fedavg_plan(min_clients=2), polling=False)
+        invite = enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600).token
+        join(desk, invite)
+        desk.wait(86400)
+        join(desk, invite)
+        desk.join("south")
+        assert desk.round.participants == 2
+
+    def test_waits_for_the_federation_before_its_client(self, desk: Desk, invite: str) -> None:
+        """In the order of a revocation, or the two would lock each other out."""
+        client_id = join(desk, invite).client_id
+
+        def lock(session: Session) -> None:
+            federations.load(session, desk.name, lock=True)
+
+        with (
+            pytest.raises(NotAllowed, match="used already"),
+            waiting_for(desk.db, lock, lambda: join(desk, invite)) as session,
+        ):
+            session.get_one(Client, client_id, with_for_update=LOCK).state = "revoked"
+
+    def test_of_a_federation_that_is_being_deleted_is_refused(self, desk: Desk, invite: str) -> None:
+        def delete(session: Session) -> None:
+            federations.load(session, desk.name, lock=True).deleted_at = desk.clock()
+
+        with (
+            pytest.raises(NotAuthenticated, match="invite is not valid"),
+            waiting_for(desk.db, delete, lambda: join(desk, invite)),
+        ):
+            pass
+        assert deletion.finish(desk.ctx) == 1
+
     def test_costs_the_requests_that_follow_no_write(self, desk: Desk, invite: str) -> None:
         token = join(desk, invite).token
         enrolment.authenticate(desk.ctx, token)
@@ -128,6 +182,26 @@ class TestRenewedToken:
         for token in (old, pending):
             refused(NotAuthenticated, "invalid-token", lambda tried=token: enrolment.authenticate(desk.ctx, tried))
         refused(NotAuthenticated, "invalid-token", lambda: enrolment.renew(desk.ctx, who, SITE))
+
+    def test_is_refused_while_the_operator_rotates_the_old_one(self, desk: Desk, old: str) -> None:
+        """Else whoever has stolen the old one could keep access."""
+        who = enrolment.authenticate(desk.ctx, old)
+
+        def rotate(session: Session) -> None:
+            session.get_one(Client, who.client_id, with_for_update=LOCK).token_generation += 1
+
+        with (
+            pytest.raises(NotAuthenticated),
+            waiting_for(desk.db, rotate, lambda: enrolment.renew(desk.ctx, who, SITE)),
+        ):
+            pass
+
+    def test_is_not_used_up_by_somebody_without_the_certificate(self, desk: Desk, old: str) -> None:
+        who = enrolment.authenticate(desk.ctx, old, certificate="ab" * 32)
+        new = enrolment.renew(desk.ctx, who, SITE).token
+        refused(NotAllowed, "wrong-certificate", lambda: enrolment.authenticate(desk.ctx, new, "cd" * 32))
+        refused(NotAllowed, "wrong-certificate", lambda: enrolment.authenticate(desk.ctx, new))
+        assert enrolment.authenticate(desk.ctx, old, "ab" * 32) == who
 
     def test_is_not_given_without_bound(self, desk: Desk, old: str) -> None:
         who = enrolment.authenticate(desk.ctx, old)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from client_agent.network import LONG_POLL_S, on_own_origin
 from shared import versions
 from shared.evaluation import Evaluation
 from shared.http.outgoing import explain, read_bounded, request
+from shared.plan import StoredPlan
 from shared.problems import DistransError, ForeignAnswer, WireError
 from shared.schemas import (
     ClientView,
@@ -46,7 +48,7 @@ _PIECE_BYTES = 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DOWNLOAD_TRIES = 4  # of a body that is not what it should be
 _SCORE_TRIES = 5  # the federation goes on without a score
-_ENDINGS = {
+ENDINGS = {
     "client-revoked": (Ending.REVOKED, "Ask its operator if that was not intended."),
     "client-left": (Ending.LEFT, None),
 }
@@ -81,15 +83,28 @@ def once(call: Callable[[], httpx.Response], read: Callable[[httpx.Response], Re
     return read(response)
 
 
-def preview(http: httpx.Client, attempt: str | None = None) -> FederationPlanAnswer:
+@dataclass(frozen=True)
+class Preview:
+    """What an invite leads to."""
+
+    plan: StoredPlan
+    takes_attempts: bool  # coordinators before the protocol's header reject a join that carries one
+
+
+def preview(http: httpx.Client, attempt: str | None = None) -> Preview:
     """The plan behind an invite, whose token the client carries; one that was used needs the attempt that used it."""
+
+    def read(response: httpx.Response) -> Preview:
+        return Preview(_parse(FederationPlanAnswer, response).plan, versions.HEADER in response.headers)
+
     params = {} if attempt is None else {"attempt": attempt}
-    return once(lambda: request(http, "GET", "/v1/join", params=params), partial(_parse, FederationPlanAnswer))
+    return once(lambda: request(http, "GET", "/v1/join", params=params), read)
 
 
 def join(http: httpx.Client, body: JoinRequest) -> JoinAnswer:
     """Enrol."""
-    return once(lambda: request(http, "POST", "/v1/join", json=body.model_dump()), partial(_parse, JoinAnswer))
+    content = body.model_dump(exclude_none=True)
+    return once(lambda: request(http, "POST", "/v1/join", json=content), partial(_parse, JoinAnswer))
 
 
 def own_record(http: httpx.Client) -> ClientView:
@@ -158,8 +173,8 @@ class Coordinator:
                     if self._token() != token:
                         continue
                     raise TokenRefused(token, message) from error
-                if error.code in _ENDINGS:
-                    ending, next_step = _ENDINGS[error.code]
+                if error.code in ENDINGS:
+                    ending, next_step = ENDINGS[error.code]
                     raise AgentEnded(ending, message, next_step) from error
                 raise
             if self._stopping.is_set():  # and the connection was closed for that

@@ -62,8 +62,17 @@ def renew_token(folder: StateFolder) -> bool:
     answer or a full disk at any point leaves a token that works.
     """
     identity = folder.identity()
-    with open_http(identity.connection, identity.token) as http:
-        answer = coordinator.renew_token(http)
+    try:
+        with open_http(identity.connection, identity.token) as http:
+            answer = coordinator.renew_token(http)
+    except Refused as error:
+        if error.status not in (404, 405):
+            raise
+        raise DistransError(
+            f"The coordinator is of an older release, which cannot renew tokens. {_KEPT}",
+            next_step="Ask its operator for a token from distrans-server client rotate, "
+            "and give it to: distrans-agent token.",
+        ) from error
     _check_form(answer.token)
     if answer.client_id != identity.client_id:
         raise DistransError(f"The coordinator answered with a token of another client. {_KEPT}")
@@ -71,6 +80,8 @@ def renew_token(folder: StateFolder) -> bool:
     try:
         _check_owner(identity, answer.token)
     except Refused as error:
+        if error.code != "invalid-token":  # too busy to say; a running agent may use the new one already
+            return False
         folder.save_identity(identity)
         raise DistransError(
             f"The coordinator does not accept the token that it gave out: {error.message} The old one is in use again.",

@@ -203,13 +203,15 @@ def open_data(
     held = {example.label for example in split.train + split.test}
     unknown = sorted(held - known)
     parts = [[example for example in part if example.label in known] for part in (split.train, split.test)]
-    suspects = [one for one in parts[0] + parts[1] if check_files or str(one.item) in skipped.files]
+    files = [one.item for one in parts[0] + parts[1] if isinstance(one.item, Path)]
+    skipped_files, skipped_classes = set(skipped.files), set(skipped.classes)  # either may be long
+    suspects = files if check_files else [file for file in files if str(file) in skipped_files]
     broken = _broken_files(suspects, plan.image, on_file)
     parts = [[example for example in part if example.item not in broken] for part in parts]
-    bad = [f"class {name!r} has no images" for name in split.empty if name not in skipped.classes]
-    unheard = [name for name in unknown if name not in skipped.classes]
+    bad = [f"class {name!r} has no images" for name in split.empty if name not in skipped_classes]
+    unheard = [name for name in unknown if name not in skipped_classes]
     bad += [f"class {name!r} is not in the plan{hint}" for name, hint in hints(unheard, plan.classes, held).items()]
-    bad += [f"{path}: {reason}" for path, reason in broken.items() if str(path) not in skipped.files]
+    bad += [f"{path}: {reason}" for path, reason in broken.items() if str(path) not in skipped_files]
     if bad and not skip_bad:
         raise _misfit(spec, plan, bad, has_unknown=bool(unheard))
     if not parts[0]:
@@ -245,8 +247,7 @@ def _share_budget(cache_bytes: int, train: int, test: int) -> tuple[int, int]:
     return int(cache_bytes * share), int(cache_bytes * (1 - share))
 
 
-def _broken_files(examples: list[Example], shape: ImagePlan, on_file: Callable[[int, int], None]) -> dict[Path, str]:
-    files = [example.item for example in examples if isinstance(example.item, Path)]
+def _broken_files(files: list[Path], shape: ImagePlan, on_file: Callable[[int, int], None]) -> dict[Path, str]:
     broken: dict[Path, str] = {}
 
     def check(file: Path) -> tuple[Path, str | None]:

@@ -48,10 +48,10 @@ def join_federation(
     names = {} if class_map is None else read_class_map(class_map)
     with open_http(connection, invite) as http, folder.joining(connection.server, name) as begun:
         try:
-            plan = coordinator.preview(http, begun.attempt if begun.is_repeat else None).plan
+            previewed = coordinator.preview(http, begun.attempt if begun.is_repeat else None)
             report = open_data(
                 spec,
-                plan,
+                previewed.plan,
                 skip_bad=skip_bad,
                 class_map=names,
                 check_files=True,
@@ -68,7 +68,7 @@ def join_federation(
             held_out_images=report.test_images,
             agent_version=__version__,
             device=device.type,
-            attempt=begun.attempt,
+            attempt=begun.attempt if previewed.takes_attempts else None,
         )
         answer = _enrol(http, request)
         identity = Identity(
@@ -109,7 +109,7 @@ def _enrol(http: httpx.Client, request: JoinRequest) -> JoinAnswer:
     try:
         return coordinator.join(http, request)
     except DistransError as error:
-        if isinstance(error, Refused) and error.status < 500:
+        if request.attempt is None or (isinstance(error, Refused) and error.status < 500):
             raise
         again = "Then run the same command again: the invite still works for this folder, whether it was used or not."
         raise DistransError(error.message, next_step=f"{error.next_step or ''} {again}".strip()) from error

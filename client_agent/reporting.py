@@ -14,7 +14,8 @@ import httpx
 
 from client_agent.backoff import Backoff
 from client_agent.condition import Activity, Condition, Phase
-from client_agent.errors import Stopped
+from client_agent.coordinator import ENDINGS, refusal
+from client_agent.errors import Refused, Stopped
 from shared.http.outgoing import request
 from shared.problems import DistransError
 from shared.schemas import AgentActivity, StatusReport, TroubleReport
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 45.0  # the contract says at least once a minute
 _CALM_S = 1.0  # steps of a small round take milliseconds: not each of them is worth a request
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 60.0
+_UNKNOWN_AGAIN_S = (
+    600.0  # an older coordinator may be upgraded; a proxy also answers 404 while the coordinator restarts
+)
 _TIMEOUT = httpx.Timeout(10.0)
 _FAREWELL_S = 2.0
 _ACTIVITIES: dict[Phase, AgentActivity] = {
@@ -95,6 +99,9 @@ class Reporter:
                 self._await_change(report)
             elif answer is not None and _is_final(answer):
                 return
+            elif answer is not None and answer.status_code in (404, 405):
+                logger.debug("the coordinator takes no status reports: it may be of an older release")
+                self._over.wait(_UNKNOWN_AGAIN_S)
             else:
                 backoff.wait(backoff.choose_s(answer.headers.get("retry-after", "") if answer is not None else ""))
 
@@ -122,11 +129,11 @@ class Reporter:
 
 
 def _is_final(answer: httpx.Response) -> bool:
-    """Whether no later report would be taken either."""
-    if answer.status_code in (404, 405):
-        logger.debug("the coordinator is of an older release and takes no status reports")
-        return True
-    return answer.status_code == 403
+    """Whether no later report would be taken either; a proxy's 403 says nothing about that."""
+    if answer.status_code != 403:
+        return False
+    found = refusal(answer)
+    return isinstance(found, Refused) and found.code in ENDINGS
 
 
 @contextmanager

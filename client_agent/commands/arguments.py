@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,3 +11,8 @@ State = Annotated[
 ]
 STATE = Path("distrans-agent")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def state_option(state: Path) -> str:
+    """Return the option that a suggested command needs to find the same folder."""
+    return "" if state == STATE else f" --state {shlex.quote(str(state))}"

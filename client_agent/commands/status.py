@@ -2,16 +2,18 @@
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
-from client_agent.commands.arguments import STATE, Json, State
+from client_agent.commands.arguments import STATE, Json, State, state_option
 from client_agent.commands.output import out, print_table
 
 if TYPE_CHECKING:
     from client_agent.condition import Report
+    from client_agent.settings import Identity
     from client_agent.state import StateFolder
 
 
@@ -32,8 +34,7 @@ def status(state: State = STATE, as_json: Json = False) -> None:
         "kept_models": folder.bundle_numbers(),
         **_serving(folder, report, is_running=is_running),
         "pinned": folder.pinned(),
-        "ended": report.ended,
-        "outcome": report.outcome,
+        **_ending(identity, report),
         "troubles": [trouble.model_dump() for trouble in report.troubles],
         "upload_pending": folder.pending() is not None,
         "history": [line.row() for line in folder.history()],
@@ -41,7 +42,14 @@ def status(state: State = STATE, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(about, indent=2))
     else:
-        _print(about)
+        _print(about, state)
+
+
+def _ending(identity: "Identity", report: "Report") -> dict[str, Any]:
+    """How the last run ended; `leave` counts at once, whether or not an agent has noticed."""
+    if identity.has_left and report.ended is None:
+        return {"ended": "left", "outcome": "This site has left the federation."}
+    return {"ended": report.ended, "outcome": report.outcome}
 
 
 def _serving(folder: "StateFolder", report: "Report", *, is_running: bool) -> dict[str, Any]:
@@ -68,12 +76,13 @@ def _held_out_images(folder: "StateFolder", report: "Report") -> int | None:
     return next((result.samples for result in measured if result is not None), None)
 
 
-def _print(about: dict[str, Any]) -> None:
+def _print(about: dict[str, Any], state: Path) -> None:
     def line(text: str, style: str | None = None) -> None:
         out.print(text, style=style, markup=False, highlight=False)
 
     line(f"{about['name']} in federation {about['federation']} at {about['coordinator']}")
-    line("The agent is running." if about["running"] else "The agent is not running. Start it: distrans-agent run")
+    start = f"The agent is not running. Start it: distrans-agent run{state_option(state)}"
+    line("The agent is running." if about["running"] else start)
     line(_serving_line(about))
     images = about["held_out_images"]
     line("Held-out images: " + ("not known before the first run" if images is None else str(images)))
@@ -101,7 +110,7 @@ def _serving_line(about: dict[str, Any]) -> str:
     if about["serving"] is None:
         return "No model is served."
     since = about["serving_since"]
-    words = "" if since is None else time.strftime(" since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    moment = None if since is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
     if about["running"]:
-        return f"Serving model {about['serving']}{words}."
-    return f"When it runs, it serves model {about['serving']}{f' (first served{words})' if words else ''}."
+        return f"Serving model {about['serving']}{f' since {moment}' if moment else ''}."
+    return f"When it runs, it serves model {about['serving']}{f' (first served {moment})' if moment else ''}."

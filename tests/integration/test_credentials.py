@@ -11,11 +11,13 @@ from support.agents import AgentThread, digits_plan, enrol, write_digits
 from support.api import SocketApi, new_database
 from support.proxy import CuttingProxy
 from support.sites import App
+from support.tampering import Reply, TamperingProxy
 
 from client_agent import __main__ as command_line
 from client_agent import credentials
 from client_agent.credentials import CurrentToken
-from client_agent.settings import ServeOptions
+from client_agent.errors import Refused
+from client_agent.settings import Identity, ServeOptions
 from client_agent.state import StateFolder
 from shared.http.connection import Connection
 from shared.plan import FederationPlan
@@ -197,6 +199,32 @@ class TestRenewing:
             assert is_valid(api, state.identity().token)
         finally:
             proxy.close()
+
+    def test_a_coordinator_that_is_too_busy_to_confirm_it_brings_no_ended_token_back(
+        self, api: SocketApi, state: StateFolder, command: Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A running agent may have used the new one, which has ended the old one."""
+        old = state.identity().token
+
+        def refuse_after_use(_identity: Identity, token: str) -> None:
+            assert is_valid(api, token)
+            raise Refused(429, "rate-limited", "Too many requests.")
+
+        monkeypatch.setattr(credentials, "_check_owner", refuse_after_use)
+        code, said = command("token", "--renew")
+        assert (code, "renewed and saved" in said) == (0, True)
+        assert is_valid(api, state.identity().token)
+        assert not is_valid(api, old)
+
+    def test_an_older_coordinator_is_named_as_the_cause(
+        self, api: SocketApi, state: StateFolder, command: Command
+    ) -> None:
+        with TamperingProxy(api.url) as proxy:
+            state.save_identity(state.identity().model_copy(update={"connection": Connection(server=proxy.url)}))
+            problem = {"title": "Not Found", "status": 404, "code": "not-found", "detail": "Not Found"}
+            proxy.tamper = lambda _path, _ask: Reply(404, json.dumps(problem).encode(), {})
+            code, said = command("token", "--renew")
+        assert (code, "of an older release, which cannot renew tokens. Nothing was changed." in said) == (1, True)
 
 
 class TestLeaving:

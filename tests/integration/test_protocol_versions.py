@@ -47,8 +47,8 @@ def changed(reply: Reply, change: Any, version: str) -> Reply:
     return Reply(reply.status, json.dumps(body).encode(), {"Content-Type": "application/json", HEADER: version})
 
 
-def join(url: str, invite: str, data: Path, folder: Path) -> None:
-    join_federation(StateFolder(folder / "agent"), Connection(server=url), invite, "north", str(data))
+def join(url: str, invite: str, data: Path, folder: Path, name: str = "north") -> None:
+    join_federation(StateFolder(folder / "agent"), Connection(server=url), invite, name, str(data))
 
 
 class TestCoordinator:
@@ -109,6 +109,30 @@ class TestAgent:
             proxy.tamper = lambda _path, ask: changed(ask(), lambda body: body.pop("plan"), "1")
             with pytest.raises(ForeignAnswer):
                 join(proxy.url, invite, data, tmp_path)
+
+    def test_sends_an_older_coordinator_only_what_that_knows(
+        self, api: SocketApi, invite: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Releases before the header reject a join with an `attempt`, and cannot let a site repeat one."""
+        sent: list[dict[str, Any]] = []
+        with TamperingProxy(api.url) as proxy:  # which passes no such header on
+            ask = proxy.ask
+
+            def note(method: str, path: str, headers: Any, content: bytes) -> Reply:
+                if method == "POST":
+                    sent.append(json.loads(content))
+                    if len(sent) == 1:
+                        return Reply(502, b"", {})
+                return ask(method, path, headers, content)
+
+            monkeypatch.setattr(proxy, "ask", note)
+            with pytest.raises(DistransError) as caught:
+                join(proxy.url, invite, data, tmp_path, "before-headers")
+            assert "still works" not in str(caught.value)
+            join(proxy.url, invite, data, tmp_path, "before-headers")
+        assert all(
+            body.keys() == {"name", "class_counts", "held_out_images", "agent_version", "device"} for body in sent
+        )
 
     def test_joins_where_only_unknown_fields_and_settings_of_rounds_were_added(
         self, api: SocketApi, invite: str, data: Path, tmp_path: Path

@@ -22,6 +22,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.status, self.reports, self.tokens = 204, list[dict[str, Any]](), list[str]()
+        self.problem: dict[str, Any] | None = None
         self._news = threading.Condition()
         listener = self
 
@@ -36,9 +37,11 @@ class Listener:
                     listener.tokens.append(self.headers["authorization"])
                     listener._news.notify_all()
                 self.send_response(listener.status)
+                content = json.dumps(listener.problem).encode() if listener.problem else b""
                 if listener.status != 204:
-                    self.send_header("Content-Length", "0")
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
+                self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
                 """Nothing."""
@@ -103,15 +106,45 @@ def test_a_sign_of_life_is_sent_although_nothing_changes_and_although_steps_repe
 
 
 @pytest.mark.parametrize("status", [404, 405])
-def test_an_older_coordinator_is_asked_once(listener: Listener, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_coordinator_is_seldom_asked(
+    listener: Listener, status: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be upgraded, or it was a proxy that answered while the coordinator restarted."""
+    pauses: list[float] = []
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0)
+            listener.status = 204
+            return self.is_set()
+
     listener.status = status
+    with caplog.at_level(logging.DEBUG, "client_agent.reporting"):
+        found = Reporter(Condition(), listener.connect)
+        monkeypatch.setattr(found, "_over", Over())
+        found.start()
+        listener.wait_until(lambda: len(listener.reports) >= 2)
+        found.stop()
+    assert pauses[0] >= 60
+    lines = [record for record in caplog.records if record.name == "client_agent.reporting"]
+    assert [record.levelno for record in lines] == [logging.DEBUG]
+
+
+def test_a_proxy_that_forbids_reports_for_a_while_does_not_end_them(listener: Listener) -> None:
+    listener.status = 403
+    with reporter(Condition(), listener.connect):
+        listener.wait_until(lambda: len(listener.reports) >= 2)
+
+
+@pytest.mark.parametrize("code", ["client-revoked", "client-left"])
+def test_a_client_that_is_gone_reports_no_more(listener: Listener, code: str) -> None:
+    listener.status = 403
+    listener.problem = {"title": "Forbidden", "status": 403, "code": code, "detail": "It is gone."}
     condition = Condition()
-    with caplog.at_level(logging.DEBUG, "client_agent.reporting"), reporter(condition, listener.connect) as found:
+    with reporter(condition, listener.connect) as found:
         found._thread.join(30)
         condition.enter(Phase.TRAINING, 1)
     assert len(listener.reports) == 1
-    lines = [record for record in caplog.records if record.name == "client_agent.reporting"]
-    assert [record.levelno for record in lines] == [logging.DEBUG]
 
 
 def test_a_coordinator_that_is_away_is_tried_again_and_is_no_trouble(listener: Listener) -> None:

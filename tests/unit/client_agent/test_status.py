@@ -140,3 +140,19 @@ def test_nothing_is_cut_off_in_a_pipe(state: StateFolder) -> None:
     assert LONG in printed
     assert f"images: [red] {'x' * 200}\n" in printed
     assert "…" not in printed
+
+
+def test_the_suggested_command_finds_the_same_folder(state: StateFolder) -> None:
+    assert f"Start it: distrans-agent run --state {state.path}\n" in text(state)
+
+
+def test_a_site_that_has_left_reads_so_although_no_agent_ran_since(state: StateFolder) -> None:
+    state.save_identity(state.identity().model_copy(update={"has_left": True}))
+    assert status(state)["ended"] == "left"
+    assert "ended: left. This site has left the federation.\n" in text(state)
+
+
+def test_the_date_of_a_model_of_an_earlier_run(state: StateFolder) -> None:
+    served = keep(state, 4)
+    Condition(state.save_condition).serve(served.number, served.digest, served.fingerprint)
+    assert "When it runs, it serves model 4 (first served 20" in text(state)

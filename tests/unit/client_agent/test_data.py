@@ -239,7 +239,7 @@ class TestSkippedFiles:
     def test_pixels_in_memory_are_not_looked_up_by_their_text(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A tensor takes a millisecond to print: a minute for 60,000 images of an .npz at every start."""
+        """A tensor takes milliseconds to print: minutes for 60,000 images of an .npz at every start."""
         np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.array([0, 0, 1, 1]))
         monkeypatch.setattr(torch.Tensor, "__str__", lambda _tensor: pytest.fail("printed"))
         assert open_data(str(tmp_path / "a.npz"), plan(), skipped=Skipped(files=("gone.png",))).report.train_images == 2

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from client_agent.errors import DataError
 from client_agent.images import TRAINING_FORMATS, decode, fit, to_tensor
-from client_agent.selection import MAP_ADVICE, NOTHING, Skipped, check_class_map, hints
+from client_agent.selection import MAP_ADVICE, NOTHING, Skipped, check_class_map, hints, unused_names
 from client_agent.settings import DEFAULT_CACHE_BYTES
 from client_agent.sources import Example, Item, open_source
 from client_agent.text import storable
@@ -198,7 +198,8 @@ def open_data(
     earlier check has `skipped` is left out without a word; a file of it that has been repaired is used again.
     """
     check_class_map(class_map or {}, plan.classes)
-    split = open_source(spec, plan.seed, plan.classes).renamed(class_map or {})
+    found = open_source(spec, plan.seed, plan.classes)
+    split = found.renamed(class_map or {})
     known = set(plan.classes)
     held = {example.label for example in split.train + split.test}
     unknown = sorted(held - known)
@@ -211,6 +212,8 @@ def open_data(
     bad = [f"class {name!r} has no images" for name in split.empty if name not in skipped_classes]
     unheard = [name for name in unknown if name not in skipped_classes]
     bad += [f"class {name!r} is not in the plan{hint}" for name, hint in hints(unheard, plan.classes, held).items()]
+    if check_files:
+        bad += unused_names(class_map or {}, {*found.empty, *(one.label for one in found.train + found.test)})
     bad += [f"{path}: {reason}" for path, reason in broken.items() if str(path) not in skipped_files]
     if bad and not skip_bad:
         raise _misfit(spec, plan, bad, has_unknown=bool(unheard))

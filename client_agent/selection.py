@@ -50,6 +50,13 @@ def check_class_map(class_map: Mapping[str, str], classes: Collection[str]) -> N
             raise DataError(f"The class map turns {name!r} into {target!r}, which is not in the plan{found or '.'}")
 
 
+def unused_names(class_map: Mapping[str, str], held: Collection[str]) -> list[str]:
+    """Return a line for each name in the map that the data do not have: probably a typing error."""
+    unused = [name for name in class_map if name not in held]
+    near = hints(unused, held)
+    return [f"the class map names {name!r}, which the data do not have{near[name]}" for name in unused]
+
+
 def hints(unknown: Sequence[str], classes: Iterable[str], held: Collection[str] = ()) -> dict[str, str]:
     """Return `; did you mean …?` for each unknown class, or nothing where the plan has no similar one.
 

@@ -110,7 +110,8 @@ def _print_counts(report: "DataReport") -> None:
             table.add_row(label, str(count), str(report.test_counts[label]))
     out.print(table)
     if report.bad:
-        files, classes = len(report.skipped.files), len(report.skipped.classes)
-        out.print(f"Leaving out {files} files and {classes} classes, also in every run:", style="yellow")
+        counts = {"files": len(report.skipped.files), "classes": len(report.skipped.classes)}
+        left_out = ", ".join(f"{what}: {count}" for what, count in counts.items())
+        out.print(f"Left out, now and in every run ({left_out}):", style="yellow")
         for line in report.bad[:10]:
             out.print(f"  {line}", markup=False, highlight=False)

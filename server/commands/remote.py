@@ -169,7 +169,7 @@ def _parsed(adapter: TypeAdapter[Result], content: bytes) -> Result:
     try:
         return adapter.validate_json(content)
     except ValidationError as error:
-        raise _foreign("what it answered is not what this release expects") from error
+        raise _foreign("its answer cannot be read") from error
 
 
 def _refusal(response: httpx.Response) -> DistransError:

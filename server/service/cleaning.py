@@ -73,8 +73,10 @@ class Cleaner:
                     removed += _let_go(ctx, blob_id, unlink)
         deletion.finish(ctx, self._stop)
         for federation_id in _with_old_models(ctx, self._retention):
-            while not self._stop.wait(_PAUSE_S) and drop_old_models(ctx, federation_id, self._retention.keep_models):
-                removed += 1
+            while not self._stop.wait(_PAUSE_S) and (
+                dropped := drop_old_models(ctx, federation_id, self._retention.keep_models)
+            ):
+                removed += dropped
         for blob_id in self._blobs.garbage(_orphans(ctx)):
             if self._stop.wait(_PAUSE_S):
                 return removed

@@ -14,6 +14,7 @@ from server.store import blobs
 from server.store.session import LOCK
 from server.store.tables import Client, Federation, Model, Round
 
+_DROPPED_AT_ONCE = 10  # models; each is a few statements, its chunks follow later
 KEPT_STATES = 5  # the newest models of each federation whose private server state is kept
 
 
@@ -55,18 +56,19 @@ def droppable(session: Session, federation: Federation, keep: int) -> list[Model
     return [model for model in models if model.blob_id not in in_use]
 
 
-def drop_old_models(ctx: Context, federation_id: int, keep: int) -> bool:
-    """Drop the bytes of the oldest model that is no longer needed, in a short transaction; False when there is none."""
+def drop_old_models(ctx: Context, federation_id: int, keep: int) -> int:
+    """Drop the bytes of some models that are no longer needed, in a short transaction; 0 when none are left."""
     with ctx.db.write() as session:
         federation = session.get(Federation, federation_id, with_for_update=LOCK)  # a rollback may be under way
         found = droppable(session, federation, keep) if federation is not None else []
-        for model in [model for model in found if model.blob_id == found[0].blob_id]:
+        chosen = list(dict.fromkeys(model.blob_id for model in found))[:_DROPPED_AT_ONCE]
+        for model in [model for model in found if model.blob_id in chosen]:
             blob_ids = model.blob_id, model.private_blob_id
             model.blob_id, model.private_blob_id = None, None
             model.private_dropped = model.private_dropped or blob_ids[1] is not None
             for blob_id in filter(None, blob_ids):
                 blobs.drop(session, blob_id)
-        return bool(found)
+        return len(chosen)
 
 
 def judge_last(session: Session, federation: Federation, model_number: int) -> None:

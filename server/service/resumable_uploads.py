@@ -78,6 +78,7 @@ class UploadPart:
         self._ctx, self._identity, self._round_id = ctx, identity, round_id
         self._digest, self._is_last = digest, is_last
         self._transfer_id: str | None = None
+        self._position = 0
         with ctx.db.write() as session:
             round_ = transfers.lock_part(session, identity, round_id)
             self._spec = transfers.spec_of(session, round_)
@@ -87,7 +88,7 @@ class UploadPart:
                 return  # `finish` compares the digests
             transfers.refuse_closed(session, round_)
             found = None if creates else _under_way(session, round_id, identity, upload_id)
-            if found is None or _is_another(found, digest):
+            if found is None or (upload_id is None and _is_another(found, digest)):
                 if offset != 0:
                     raise OffsetMismatch(0, offset)
                 found = transfers.start(
@@ -101,9 +102,12 @@ class UploadPart:
 
     def feed(self, data: bytes) -> None:
         """Store the next bytes."""
-        if self._transfer_id is None:
-            return
         end = self._position + len(data)
+        if self._transfer_id is None:  # the update was accepted before; its repetition may not be larger
+            if end > self._spec.max_total_bytes:
+                raise transfers.UpdateTooLarge(self._spec)
+            self._position = end
+            return
         if self._length and end > self._length:
             raise InvalidInput("too-many-bytes", f"More bytes than the Upload-Length of {self._length}.")
         if end > self._spec.max_total_bytes:
@@ -224,6 +228,12 @@ def _agree(transfer: Transfer, stored: int, length: int | None, digest: str | No
     if length is not None and transfer.length_bytes and length != transfer.length_bytes:
         raise InconsistentLength(
             f"The request gives a length of {length} bytes, an earlier one {transfer.length_bytes}."
+        )
+    if _is_another(transfer, digest):
+        raise InvalidInput(
+            "digest-changed",
+            "Repr-Digest is not the one that this upload began with.",
+            next_step="Start another upload with POST.",
         )
     if length is not None and length < stored:
         raise InconsistentLength(f"The request gives a length of {length} bytes; {stored} are stored already.")

@@ -3,8 +3,8 @@
 import ssl
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import httpx
 from pydantic import BaseModel, ConfigDict
 
 from shared.problems import DistransError
@@ -23,12 +23,14 @@ class Connection(BaseModel):
     def check(self) -> None:
         """Refuse to send tokens and models in the clear over a network."""
         try:
-            url = httpx.URL(self.server)
-        except httpx.InvalidURL:
-            url = httpx.URL()
-        if url.scheme not in ("http", "https") or not url.host:
+            parts = urlsplit(self.server)
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_valid = is_valid and parts.username is None  # a password here would be stored and displayed
+        except ValueError:  # brackets without an end, a port that is no number
+            is_valid = False
+        if not is_valid:
             raise DistransError(f"{self.server!r} is not a valid URL.", next_step="Use https://host[:port].")
-        if url.scheme == "http" and not self.allow_insecure_http and not is_loopback(url.host):
+        if parts.scheme == "http" and not self.allow_insecure_http and not is_loopback(str(parts.hostname)):
             raise DistransError(
                 f"{self.server} is not encrypted: anybody on the way could read the token.",
                 next_step="Use https://, or --allow-insecure-http if the network is trusted.",

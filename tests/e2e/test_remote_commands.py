@@ -169,6 +169,7 @@ class TestConnection:
         for server, words in (
             ("http://coordinator.example", "is not encrypted: anybody on the way could read the token."),
             ("coordinator.example", "is not a valid URL. Use https://host[:port]."),
+            ("https://admin:secret@coordinator.example", "is not a valid URL. Use https://host[:port]."),
             ("http://[::1", "is not a valid URL. Use https://host[:port]."),
             ("https://coordinator.example:port", "is not a valid URL. Use https://host[:port]."),
             ("http://127.0.0.1:1", "The coordinator cannot be reached: "),

@@ -80,7 +80,7 @@ class TestSkippedFiles:
         command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
         code, said, _ = run("join", *command, "--skip-bad")
         assert code == 0
-        assert "Leaving out 4 files and 1 classes" in said
+        assert "Left out, now and in every run (files: 4, classes: 1)" in said
         state = StateFolder(tmp_path / "state")
         assert len(state.identity().skipped.files) == 4
         assert state.identity().skipped.classes == ("unicorn",)

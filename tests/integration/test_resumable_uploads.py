@@ -142,6 +142,20 @@ def test_a_length_below_what_is_stored(uploading: Uploading) -> None:
     assert rest.status_code == 200
 
 
+def test_another_digest_does_not_replace_an_upload_that_is_named(uploading: Uploading) -> None:
+    digests = [digest_header(digest(body)) for body in (uploading.whole, b"another")]
+    location = uploading.create(Repr_Digest=digests[0])
+    changed = uploading.send("PATCH", location, b"an", Upload_Offset=0, Upload_Complete="?0", Repr_Digest=digests[1])
+    assert problem(changed)[:2] == (422, "digest-changed")
+    assert uploading.send("PATCH", location, uploading.whole, Upload_Offset=0, Upload_Complete="?1").status_code == 200
+
+
+def test_a_repetition_is_no_larger_than_an_update(uploading: Uploading) -> None:
+    assert uploading.send("POST", body=uploading.whole, Upload_Complete="?1").status_code == 200
+    pieces: Any = iter([bytes(uploading.max_bytes), b"x"])  # chunked: nothing says how much is to come
+    assert uploading.send("POST", body=pieces, Upload_Complete="?1").status_code == 413
+
+
 def test_a_body_of_unknown_length_that_ends_too_early(uploading: Uploading) -> None:
     """Chunked: only its end shows that bytes are missing; those that came stay."""
     location = uploading.create(Upload_Length=len(uploading.whole))

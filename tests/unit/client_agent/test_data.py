@@ -272,6 +272,10 @@ class TestClassMaps:
         with pytest.raises(DataError, match=r"turns 'cat' into 'eels', which is not in the plan; did you mean 'eel'\?"):
             open_data(str(folder), plan(), class_map={"cat": "eels"})
 
+    def test_a_name_that_the_data_do_not_have_is_listed(self, folder: Path) -> None:
+        with pytest.raises(DataError, match=r"names 'Dogg', which the data do not have; did you mean 'dog'\?"):
+            open_data(str(folder), plan(), class_map={"Dogg": "dog"}, check_files=True)
+
     def test_a_class_that_is_there_under_its_own_name_is_not_suggested(self, folder: Path) -> None:
         draw(folder / "cats" / "a.png")
         with pytest.raises(DataError) as caught:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,3 +11,8 @@ State = Annotated[
 ]
 STATE = Path("distrans-agent")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def run_command(state: Path) -> str:
+    """The command that starts the agent of this folder, for a person to paste."""
+    return "distrans-agent run" + ("" if state == STATE else f" --state {shlex.quote(str(state))}")

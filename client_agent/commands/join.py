@@ -1,13 +1,12 @@
 """`distrans-agent join`."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from client_agent.commands.arguments import STATE, State
+from client_agent.commands.arguments import STATE, State, run_command
 from client_agent.commands.output import out
 from shared.environment import ask_secret, read_secret, secret
 from shared.problems import DistransError
@@ -82,7 +81,7 @@ def join(
         )
     out.print(
         f"Joined {identity.federation} as {name}. Credentials are in {state}, readable by you alone. "
-        f"Next: distrans-agent run{'' if state == STATE else f' --state {shlex.quote(str(state))}'}",
+        f"Next: {run_command(state)}",
         highlight=False,
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from client_agent.commands.arguments import STATE, Json, State
+from client_agent.commands.arguments import STATE, Json, State, run_command
 from client_agent.commands.output import out, print_table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def status(state: State = STATE, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(about, indent=2))
     else:
-        _print(about)
+        _print(about, run_command(state))
 
 
 def _serving(folder: "StateFolder", report: "Report", *, is_running: bool) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def _held_out_images(folder: "StateFolder", report: "Report") -> int | None:
     return next((result.samples for result in measured if result is not None), None)
 
 
-def _print(about: dict[str, Any]) -> None:
+def _print(about: dict[str, Any], start: str) -> None:
     def line(text: str, style: str | None = None) -> None:
         out.print(text, style=style, markup=False, highlight=False)
 
     line(f"{about['name']} in federation {about['federation']} at {about['coordinator']}")
-    line("The agent is running." if about["running"] else "The agent is not running. Start it: distrans-agent run")
+    line("The agent is running." if about["running"] else f"The agent is not running. Start it: {start}")
     line(_serving_line(about))
     images = about["held_out_images"]
-    line("Held-out images: " + ("not known before the first run" if images is None else str(images)))
+    line("Held-out images: " + ("not known until the images have been opened" if images is None else str(images)))
     if about["pinned"] is not None:
         line(f"/predict is pinned to model {about['pinned']}.")
     if about["upload_pending"]:
@@ -88,7 +88,7 @@ def _print(about: dict[str, Any]) -> None:
     for trouble in about["troubles"]:
         line(f"{trouble['kind']}: {trouble['message']}", "yellow")
     table = Table(
-        "model", "global + own offset", "global, no offset", "this site alone", "served", title="Accuracy here"
+        "model", "global + own offset", "global, no offset", "this site alone", "approved", title="Accuracy here"
     )
     for row in about["history"]:
         scores = [row["with_offset"], row["without_offset"], row["local"]]

@@ -96,7 +96,7 @@ _TLS_ERRORS = {
     ),
     "certificate verify failed": Explanation(
         "its certificate is from an authority that is not trusted here",
-        "If the authority is your own, pass its certificate as --ca-file.",
+        "Pass the certificate of the authority that issued it as --ca-file.",
     ),
     "wrong version number": Explanation(
         "it does not speak TLS at this address", "Check the port of --server; plain http is for this machine only."

@@ -135,12 +135,12 @@ class Agent:
             raise AgentEnded(Ending.CANCELLED, f"The federation was cancelled: {task.reason}")
         if task.round is not None and task.model is not None and self._given_up == (task.round.id, task.model.digest):
             # The coordinator does not know that and hands the round out at once, again and again.
-            self._stopping.wait(_AFTER_FAILURE_S)
+            self._wait_to_try_again()
             return False
         bundle = self._take_model(task)
         cannot_train = task.action == "train" and (bundle is None or self._data is None)
         if cannot_train or (bundle is None and task.model is not None):
-            self._stopping.wait(_AFTER_FAILURE_S)  # whatever the coordinator announces next
+            self._wait_to_try_again()  # whatever the coordinator announces next
         elif task.action == "train" and task.round is not None and bundle is not None and self._data is not None:
             self._train(task.round, bundle, self._data)
             self._ticket = _NO_TICKET
@@ -148,6 +148,10 @@ class Agent:
             self._condition.finish(f"The federation has finished: {task.reason}")
             return self._options.exit_when_finished or self._options.serve is None
         return False
+
+    def _wait_to_try_again(self) -> None:
+        self._condition.enter(Phase.PAUSING)  # the operator would otherwise see the last step, such as a download
+        self._stopping.wait(_AFTER_FAILURE_S)
 
     @property
     def _coordinator(self) -> Coordinator:

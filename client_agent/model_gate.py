@@ -126,7 +126,7 @@ class ModelGate:
                     self._serve_again_at = None
             except StateError as error:
                 if self.served is None:
-                    logger.info("there is nothing to serve yet: %s", error)
+                    logger.info("there is nothing to serve yet: %s", error.message)
             except Exception:
                 logger.exception("the kept models cannot be read")
             else:

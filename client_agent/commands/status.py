@@ -85,7 +85,7 @@ def _print(about: dict[str, Any], state: Path) -> None:
     line("The agent is running." if about["running"] else start)
     line(_serving_line(about))
     images = about["held_out_images"]
-    line("Held-out images: " + ("not known before the first run" if images is None else str(images)))
+    line("Held-out images: " + ("not known until the images have been opened" if images is None else str(images)))
     if about["pinned"] is not None:
         line(f"/predict is pinned to model {about['pinned']}.")
     if about["upload_pending"]:
@@ -97,7 +97,7 @@ def _print(about: dict[str, Any], state: Path) -> None:
     for trouble in about["troubles"]:
         line(f"{trouble['kind']}: {trouble['message']}", "yellow")
     table = Table(
-        "model", "global + own offset", "global, no offset", "this site alone", "served", title="Accuracy here"
+        "model", "global + own offset", "global, no offset", "this site alone", "approved", title="Accuracy here"
     )
     for row in about["history"]:
         scores = [row["with_offset"], row["without_offset"], row["local"]]

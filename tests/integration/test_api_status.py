@@ -109,6 +109,19 @@ def test_an_agent_in_trouble_is_known_to_the_operator(request: pytest.FixtureReq
         api.admin("POST", f"/v1/federations/{plan.name}/cancel")  # answers the long poll that was cut off
 
 
+def test_an_agent_that_cannot_train_does_not_seem_to_download(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """It has fetched the round's model and pauses, for as long as its images are not there."""
+    plan = digits_plan(clients=1, rounds=1)
+    data = write_digits(tmp_path / "data", ("0", "1"), every=20)
+    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+        api.create(plan)
+        state = enrol(api, plan, "north", data, tmp_path, api.url)
+        data.rename(tmp_path / "elsewhere")
+        with AgentThread(state, serve=ServeOptions(port=0)):
+            eventually(lambda: seen_by(api, plan=plan.name)["north"].activity_detail == "waiting to try again")
+            assert seen_by(api, plan=plan.name)["north"].activity == "waiting"
+
+
 def test_an_agent_that_trains_reports_meanwhile(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,7 @@ def test_an_agent_that_was_killed_is_not_running(state: StateFolder) -> None:
         process.wait()
     about = status(state)
     assert (about["running"], about["serving"], about["serving_since"]) == (False, 4, None)
-    assert "The agent is not running." in text(state)
+    assert f"The agent is not running. Start it: distrans-agent run --state {state.path}" in text(state)
     assert "When it runs, it serves model 4." in text(state)
 
 

@@ -17,7 +17,7 @@ from client_agent.backoff import Backoff
 from client_agent.condition import Condition, Phase, TroubleKind
 from client_agent.coordinator import Coordinator
 from client_agent.data import SiteData
-from client_agent.errors import AgentEnded, Ending, Refused, StateError, Stopped
+from client_agent.errors import AgentEnded, DataError, Ending, Refused, StateError, Stopped
 from client_agent.fetching import ModelFetcher
 from client_agent.info import describe_agent
 from client_agent.kept_models import Bundle
@@ -211,8 +211,8 @@ class Agent:
             found = self._train_round(current, bundle, data)
             self._trained = None if found is None else (key, *found)
         if self._trained is None:
-            # The same round would end in the same way. The next one starts from another model.
-            self._given_up = key
+            if self._data is not None:  # else the round is tried again when the data are back
+                self._given_up = key  # it would end in the same way; the next one starts from another model
             return
         self._stage(current, *self._trained[1:])
         self._trained = None
@@ -231,12 +231,21 @@ class Agent:
                 trained = self._half.train(task, private, place)
         except TrainingInterrupted as error:
             raise Stopped from error
+        except DataError as error:
+            self._condition.record(
+                TroubleKind.TRAINING,
+                f"Round {current.number} could not be trained here: {_in_words(error)} Trying again in a minute.",
+                told=f"Round {current.number} could not be trained: too many images cannot be read.",
+            )
+            self._data, self._has_told_counts = None, False
+            self._data_again_at = time.monotonic() + _DATA_AGAIN_S
+            return None
         except Exception as error:  # such as a diverged loss, or torch's RuntimeError when memory runs out
             logger.debug("round %d could not be trained", current.number, exc_info=error)
             self._condition.record(
                 TroubleKind.TRAINING,
                 f"Round {current.number} could not be trained here: {_in_words(error)} "
-                "Waiting for the next round; /predict goes on.",
+                "Waiting for the next round; /predict keeps answering.",
                 told=f"Round {current.number} could not be trained: {type(error).__name__}.",
             )
             return None

@@ -80,7 +80,10 @@ class TokenRefused(AgentEnded):
 
     def __init__(self, token: str, message: str) -> None:
         super().__init__(
-            Ending.INVALID_TOKEN, message, "Ask its operator for a new token, and give it to: distrans-agent token."
+            Ending.INVALID_TOKEN,
+            message,
+            "Ask its operator for a new token, and give it to: distrans-agent token. "
+            "If the federation was deleted, join another one with a new invite.",
         )
         self.token = token
 

@@ -1,5 +1,6 @@
 """`distrans-server federation`: create, list, show, and the changes of state."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,9 +117,12 @@ def _shown(at: "Coordinator", view: "FederationView") -> "list[RenderableType]":
 def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
     """The clients of a federation and its latest rounds."""
     clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
+    now, patience_s = at.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
     for client in at.clients(view.name):
+        is_absent = client.state == "active" and now - client.last_seen_at >= patience_s
         images = str(sum(client.class_counts.values()))
-        clients.add_row(client.name, client.state, images, client.device, *activity_cells(client, at.now()))
+        state = "absent" if is_absent else client.state
+        clients.add_row(client.name, state, images, client.device, *activity_cells(client, now))
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
     for round_ in at.rounds(view.name, max(0, last - 10), 20):

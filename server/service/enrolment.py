@@ -99,7 +99,12 @@ def check_invite(session: Session, ctx: Context, text: str) -> tuple[Invite, Fed
 
 
 def _invite_used() -> NotAllowed:
-    return NotAllowed("invite-used", "The invite has been used already.", next_step="Ask the operator for a new one.")
+    return NotAllowed(
+        "invite-used",
+        "The invite has been used already.",
+        next_step="If your own join was interrupted, repeat it with the same --state folder; "
+        "otherwise ask the operator for a new invite.",
+    )
 
 
 def _check_attempt(client: Client | None, attempt: str | None) -> None:

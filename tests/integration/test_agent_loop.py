@@ -103,7 +103,7 @@ def test_a_round_that_cannot_be_trained_is_waited_out(
         started = time.monotonic()
         said = agent.wait_for_line("Round 1 could not be trained here: .*")
         assert "lower training.lr" in said
-        assert "/predict goes on" in said
+        assert "/predict keeps answering" in said
         assert app.info()["agent"]["trouble"] in said
         assert app.served_round() == 0
         pass_deadline(api)

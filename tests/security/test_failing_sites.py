@@ -115,6 +115,24 @@ def test_data_that_are_missing_at_the_start_are_looked_for_again(api: SocketApi,
         app.wait_until_served(1)
 
 
+@pytest.mark.parametrize("loss", ["unreadable", "gone"])
+def test_a_round_is_trained_when_the_images_are_back(api: SocketApi, data: Path, tmp_path: Path, loss: str) -> None:
+    plan, state = join(api, f"images-{loss}", data, tmp_path, rounds=1, clients=2)
+    elsewhere = write_digits(tmp_path / "elsewhere", ("0", "1"), every=10)
+    bodies = {file: file.read_bytes() for file in data.rglob("*.png")}
+    with AgentThread(state, cache_bytes=0) as agent:
+        agent.wait_for_line("received model 0: .* accuracy")
+        for file in bodies:
+            file.write_bytes(b"not an image any more") if loss == "unreadable" else file.unlink()
+        peer = Peer(api.join(plan, "peer", open_data(str(elsewhere), plan).report.class_counts), plan, elsewhere)
+        agent.wait_for_line("Round 1 could not be trained here: .* Trying again in a minute")
+        for file, body in bodies.items():
+            file.write_bytes(body)
+        agent.wait_for_line("round 1: trained on")
+        peer.take_part(1)
+        agent.wait_for_line("The federation has finished")
+
+
 def test_an_error_that_nobody_expected_does_not_end_the_loop(
     api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

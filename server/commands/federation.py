@@ -17,6 +17,7 @@ from server.commands.output import (
     print_federation,
     print_json,
     print_table,
+    state_cell,
 )
 from server.commands.place import Connect, on_coordinator
 from server.commands.watch import watch
@@ -119,9 +120,7 @@ def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
     clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
     now, patience_s = at.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
     for client in at.clients(view.name):
-        is_absent = client.state == "active" and now - client.last_seen_at >= patience_s
-        images = str(sum(client.class_counts.values()))
-        state = "absent" if is_absent else client.state
+        state, images = state_cell(client, now, patience_s), str(sum(client.class_counts.values()))
         clients.add_row(client.name, state, images, client.device, *activity_cells(client, now))
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model

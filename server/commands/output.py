@@ -73,6 +73,12 @@ def activity_cells(client: "ClientView", now: float) -> tuple[str, str, str]:
     return client.activity_detail or client.activity or "not reported", troubles or "–", _ago(now - client.last_seen_at)
 
 
+def state_cell(client: "ClientView", now: float, patience_s: float) -> str:
+    """A client's state; `absent` for an active one that has been silent for longer than its federation waits."""
+    is_absent = client.state == "active" and now - client.last_seen_at >= patience_s
+    return "absent" if is_absent else client.state
+
+
 def missing_cell(round_: "RoundView") -> str:
     """Who is missing in a round and why, a line each."""
     lines = [f"{one.client}: {one.reason}" for one in round_.missing[:_MISSING_SHOWN]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.commands.output import activity_cells, missing_cell
+from server.commands.output import activity_cells, missing_cell, state_cell
 from shared.schemas import ClientView, MissingView, RoundView, TroubleReport
 
 CLIENT = ClientView(
@@ -30,6 +30,11 @@ ROUND = RoundView(
 )
 def test_a_client_shows_what_its_agent_reported(changes: dict[str, object], now: float, cells: tuple[str, ...]) -> None:
     assert activity_cells(CLIENT.model_copy(update=changes), now) == cells
+
+
+def test_a_client_that_is_no_longer_waited_for_is_absent() -> None:
+    assert [state_cell(CLIENT, 1000 + silent_s, 120) for silent_s in (119, 120)] == ["active", "absent"]
+    assert state_cell(CLIENT.model_copy(update={"state": "left"}), 2000, 120) == "left"
 
 
 def test_a_round_lists_a_few_of_many_that_are_missing() -> None:

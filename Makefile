@@ -91,7 +91,7 @@ $(GENERATORS_STAMP): tests/generators/requirements.txt tests/generators/package.
 	$(PYTHON) -m venv $(GENERATORS)
 	$(GENERATORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/generators/requirements.txt
 	@cp tests/generators/package.json $(GENERATORS)/
-	npm install --prefix $(GENERATORS) --silent --no-audit --no-fund --no-package-lock --ignore-scripts || \
+	npm install --prefix $(GENERATORS) --silent --fetch-retries=1 --no-audit --no-fund --no-package-lock --ignore-scripts || \
 		echo "no npm, or no way to its packages: tests of TypeScript clients and of tus-js-client are skipped"
 	@touch $@
 

@@ -43,9 +43,9 @@ LOWEST_TESTS = tests/unit/shared tests/unit/server tests/unit/client_agent tests
 test-lowest:
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(LOWEST)/bin/uv pip compile --quiet --no-deps --resolution=lowest-direct --extra=figures --extra=ray --extra=s3 \
+	$(LOWEST)/bin/uv --system-certs pip compile --quiet --no-deps --resolution=lowest-direct --extra=figures --extra=ray --extra=s3 \
 		--output-file=$(LOWEST)/lowest.txt pyproject.toml
-	$(LOWEST)/bin/uv pip install --quiet --python=$(LOWEST)/bin/python --constraint=$(LOWEST)/lowest.txt --editable='.[test,figures]'
+	$(LOWEST)/bin/uv --system-certs pip install --quiet --python=$(LOWEST)/bin/python --constraint=$(LOWEST)/lowest.txt --editable='.[test,figures]'
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -p no:anyio \
 		--override-ini=filterwarnings=default $(LOWEST_TESTS)
 

@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
         servers=[{"url": settings.root_path or "/"}],
         generate_unique_id_function=operation_id,
         redirect_slashes=False,
+        separate_input_output_schemas=False,  # one name per schema, with every release of FastAPI and pydantic
         lifespan=lifespan,
         docs_url=None,  # ours is in docs_page
         redoc_url=None,

@@ -33,8 +33,7 @@ def install(app: FastAPI) -> None:
 def _describe_plan(document: dict[str, Any]) -> None:
     """Put defaults into the text: a generated client would send them with each plan, and override the preset's."""
     schemas = document["components"]["schemas"]
-    plans = [name for name in (_PLAN, f"{_PLAN}-Input") if name in schemas]  # older releases of FastAPI tell them apart
-    for name in {name for plan in plans for name in _reached(schemas, plan)}:
+    for name in set(_reached(schemas, _PLAN)):
         table = schemas[name]
         for key, field in table["properties"].items():
             if "const" in field:  # the name of a method, by which the union's readers tell its members apart

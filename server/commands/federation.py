@@ -164,7 +164,7 @@ def rollback(
     name: Federation,
     to: Annotated[int, typer.Option(help="The round whose model to go back to; 0 is the start.", min=0, max=2**31 - 1)],
 ) -> None:
-    """Publish an older model again, and pause; the rounds in between stay in the history."""
+    """Publish an older model again, and pause. The history stays."""
     print_federation(connect().rollback(name, to))
 
 

@@ -1,53 +1,52 @@
-# `make test` and `make demo` need nothing but make and Python 3.11 or newer: they build .venv themselves.
+# `make test` and `make demo` need only make and Python 3.11 or newer; they create .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DIST := dist
 
-.PHONY: help test test-lowest coverage check check-migrations demo format install audit clean
+.PHONY: help test test-lowest coverage check check-migrations demo docs build format install audit clean
 
 help:
-	@echo "make demo          five agents and a coordinator on this machine, ending in a prediction"
-	@echo "make test          every check and every test"
-	@echo "make check         formatting, lint, types, imports, migrations"
-	@echo "make format        fix formatting and what the linter can fix"
-	@echo "make test-lowest   tests with the lowest dependency versions that are allowed"
-	@echo "make coverage      tests, with the lines that none of them runs"
-	@echo "make audit         known vulnerabilities of what is installed"
-	@echo "make install       build .venv and nothing else"
-	@echo "make clean         remove .venv and caches"
+	@echo "make demo          run a coordinator and five agents on this machine, up to a prediction"
+	@echo "make test          run every check and every test"
+	@echo "make check         check formatting, lint, types, imports and migrations"
+	@echo "make docs          build the documentation site in build/docs"
+	@echo "make format        fix formatting, and lint where ruff can"
+	@echo "make coverage      run the tests and report lines that none of them executes"
+	@echo "make test-lowest   run tests with the lowest dependency versions allowed (downloads 6 GB)"
+	@echo "make build         build and check the wheel and the source distribution in dist/"
+	@echo "make audit         list known vulnerabilities in installed packages (needs the network)"
+	@echo "make install       create .venv and nothing else"
+	@echo "make clean         remove .venv, caches and builds"
 
-# Tools of other people, for tests of the APIs; apart, because their dependencies are not ours.
+# Third-party tools for API tests, in a separate environment because their dependencies conflict with ours.
 GENERATORS := $(VENV)/generators
 GENERATORS_STAMP := $(GENERATORS)/.installed
 
-# One test process a core, each computing with one thread: more threads than cores slow all of them down.
-PYTEST = PATH="$$PATH:$(CURDIR)/$(GENERATORS)/bin:$(CURDIR)/$(GENERATORS)/node_modules/.bin" OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --durations=25
+# One worker per core and one thread per worker: more threads than cores slow everything down.
+PYTEST_ENV = PATH="$$PATH:$(CURDIR)/$(GENERATORS)/bin:$(CURDIR)/$(GENERATORS)/node_modules/.bin" OMP_NUM_THREADS=1
+PYTEST_ARGS = --numprocesses=auto --dist=worksteal
 
 test: check $(GENERATORS_STAMP)
-	$(PYTEST)
+	$(PYTEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS) --durations=25
 
-# The same with a report of the lines that no test runs, here and in htmlcov; takes longer.
+# Slower than `make test`; the HTML report is in htmlcov.
 coverage: check $(GENERATORS_STAMP)
-	$(PYTEST) --cov --cov-report=term --cov-report=html
+	$(PYTEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term --cov-report=html
 
-# The lowest releases that pyproject.toml allows, in an environment of their own, with today's test tools; warnings that old
-# releases cause are no errors, and anyio's plugin for pytest is not needed.
+# Runtime dependencies at their lower bounds, test tools at their latest releases. Old releases raise warnings that are
+# not our concern, and anyio's pytest plugin is not needed.
 LOWEST := $(VENV)/lowest
-LOWEST_TESTS = tests/unit/shared tests/unit/server tests/unit/client_agent tests/unit/lab/test_runs.py \
-	tests/unit/lab/test_paper_figures.py tests/e2e/test_server_command_line.py tests/integration/test_api_access.py \
-	tests/integration/test_api_federations.py tests/integration/test_api_openapi.py tests/integration/test_blob_stores.py \
-	tests/integration/test_predict_api.py tests/integration/test_schema.py tests/integration/test_service_records.py \
-	tests/integration/test_service_uploads.py
+LOWEST_TESTS := tests/unit tests/integration
 
-test-lowest:
+test-lowest: $(GENERATORS_STAMP)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOWEST)/bin/uv --system-certs pip compile --quiet --no-deps --resolution=lowest-direct --extra=figures --extra=ray --extra=s3 \
 		--output-file=$(LOWEST)/lowest.txt pyproject.toml
 	$(LOWEST)/bin/uv --system-certs pip install --quiet --python=$(LOWEST)/bin/python --constraint=$(LOWEST)/lowest.txt --editable='.[test,figures]'
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=auto --dist=worksteal -p no:anyio \
-		--override-ini=filterwarnings=default $(LOWEST_TESTS)
+	$(PYTEST_ENV) $(LOWEST)/bin/python -m pytest $(PYTEST_ARGS) -p no:anyio --override-ini=filterwarnings=default $(LOWEST_TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -56,13 +55,23 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 	make --silent check-migrations
 
-# The tables of the code are those that the migrations make.
+# Fail if the tables in the code differ from what the migrations create.
 check-migrations: $(STAMP)
 	@scratch=$$(mktemp -d) && export DISTRANS_DB="sqlite:///$$scratch/check.db" \
 		&& $(BIN)/alembic upgrade head && $(BIN)/alembic check; status=$$?; rm -r "$$scratch"; exit $$status
 
+# Strict and offline; open build/docs/index.html.
+docs: $(STAMP)
+	$(BIN)/python -m docs._tools build/docs
+
 demo: $(STAMP)
 	$(BIN)/distrans-lab demo
+
+# tests/e2e/test_installed_wheel.py installs the result and starts all three programs.
+build: $(STAMP)
+	rm -rf $(DIST)
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+	$(BIN)/twine check --strict $(DIST)/*
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -70,30 +79,30 @@ format: $(STAMP)
 
 install: $(STAMP)
 
-# Known vulnerabilities of what is installed; asks a service on the network, so it is no part of `make test`.
+# Not part of `make test` because it queries a service on the network.
 audit: $(STAMP)
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(VENV)/audit/bin/pip-audit --skip-editable --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-# Remade when the dependencies or the version change. A failed install leaves no stamp behind, so the next run tries again.
+# Rebuilt when dependencies or the version change. A failed install leaves no stamp, so the next run tries again.
 $(STAMP): pyproject.toml shared/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+		{ echo "DisTrans needs Python 3.11 or newer. Choose one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || \
-		{ echo "This Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+		{ echo "This Python has no venv module. On Debian and Ubuntu, run: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
-# Without npm, or a way to its packages, the tests that need them are skipped; with CI=true they fail.
+# Without npm or access to its registry, tests that need it are skipped; with CI=true they fail.
 $(GENERATORS_STAMP): tests/generators/requirements.txt tests/generators/package.json | $(STAMP)
 	$(PYTHON) -m venv $(GENERATORS)
 	$(GENERATORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/generators/requirements.txt
 	@cp tests/generators/package.json $(GENERATORS)/
 	npm install --prefix $(GENERATORS) --silent --fetch-retries=1 --no-audit --no-fund --no-package-lock --ignore-scripts || \
-		echo "no npm, or no way to its packages: tests of TypeScript clients and of tus-js-client are skipped"
+		echo "npm is missing or cannot reach its registry: skipping tests of TypeScript clients and tus-js-client"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage $(DIST)

@@ -1,1 +1,1 @@
-"""The client agent: the program of a participating site."""
+"""The client agent: the program that a participating site runs."""

@@ -1,19 +1,20 @@
-"""What can go wrong at a site.
+"""Errors at a site.
 
 DistransError
-├── DataError        images, classes or files that cannot be used
-├── StateError       a state folder that is missing, foreign, damaged or in use
-├── Refused          the coordinator rejects this request, now or later
-├── OtherProtocol    a response of a coordinator of another release, which this agent cannot read
-├── UnusableModel    a model that cannot be fetched or is not what the plan says; the next one may be
-└── AgentEnded       this agent's part is over for good: revoked, left, cancelled
-    └── TokenRefused    … or until it has another token
+├── DataError           images, classes or files that cannot be used
+├── StateError          a state folder that is missing, foreign, damaged or in use
+├── RequestRefused      the coordinator rejected a request; repeating it would not help
+├── ProtocolMismatch    a response from a coordinator of another release that this agent cannot read
+├── ForeignUrl          the coordinator named a URL that is not its own
+├── UnusableModel       a model that cannot be downloaded or does not match the plan; the next one may
+└── AgentEnded          the agent's part in the federation is over: revoked, left, cancelled
+    └── TokenRefused    … unless it gets another token
 """
 
 from enum import StrEnum
 
-from shared import versions
-from shared.problems import DistransError
+from shared.contract import versions
+from shared.contract.errors import DistransError
 
 
 class DataError(DistransError):
@@ -28,35 +29,41 @@ class StateError(DistransError):
     code = "state"
 
 
-class Refused(DistransError):
-    """The coordinator rejects this request, now or later; `code` is its own."""
+class RequestRefused(DistransError):
+    """A request that the coordinator rejected; `code` is the coordinator's."""
 
     def __init__(self, status: int, code: str, message: str, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
         self.status, self.code = status, code
 
 
-class OtherProtocol(DistransError):
-    """A response of a coordinator of another release, which this agent cannot read."""
+class ProtocolMismatch(DistransError):
+    """A response from a coordinator of another release that this agent cannot read."""
 
     code = "protocol-mismatch"
 
     def __init__(self, spoken: int) -> None:
         is_newer = spoken > versions.PROTOCOL
         super().__init__(
-            f"{versions.who_upgrades(spoken, versions.PROTOCOL)} Its answer cannot be read here.",
+            f"{versions.who_upgrades(spoken, versions.PROTOCOL)} This agent cannot read its answer.",
             next_step="pip install --upgrade distrans" if is_newer else "Ask its operator.",
         )
 
 
+class ForeignUrl(DistransError):
+    """A URL from the coordinator that is malformed or on another server."""
+
+    code = "foreign-url"
+
+
 class UnusableModel(DistransError):
-    """A model that cannot be fetched, or whose tensors are not those of the plan."""
+    """A model that cannot be downloaded, or whose tensors do not match the plan."""
 
     code = "unusable-model"
 
 
 class Ending(StrEnum):
-    """Why an agent's part in the federation is over for good."""
+    """Why an agent's part in the federation is over."""
 
     REVOKED = "revoked"
     LEFT = "left"
@@ -65,7 +72,7 @@ class Ending(StrEnum):
 
 
 class AgentEnded(DistransError):
-    """This agent's part is over for good: a restart would not change that."""
+    """The end of this agent's part in the federation; restarting the agent changes nothing."""
 
     code = "ended"
     exit_code = 3  # deploy/systemd/distrans-agent.service does not restart after it
@@ -76,7 +83,7 @@ class AgentEnded(DistransError):
 
 
 class TokenRefused(AgentEnded):
-    """The coordinator does not know this agent's token (any more); with another one its part goes on."""
+    """A token that the coordinator does not accept, or no longer accepts; the agent resumes with another one."""
 
     def __init__(self, token: str, message: str) -> None:
         super().__init__(
@@ -88,5 +95,10 @@ class TokenRefused(AgentEnded):
         self.token = token
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The agent was asked to stop."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as a sentence; the type is named unless the message was written for people."""
+    return str(error) if isinstance(error, DistransError) else f"{type(error).__name__}: {error}."

@@ -1,4 +1,4 @@
-"""How training shows itself: a bar on a terminal, a line now and then elsewhere."""
+"""Training progress: a bar on a terminal, an occasional line elsewhere."""
 
 import sys
 import time
@@ -7,17 +7,16 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shared.methods.base import BatchProgress
+from shared.learning.methods.base import BatchProgress
 
 _LINE_EVERY_S = 10.0
 
 
 class TrainingDisplay:
-    """Shows one round's local training."""
+    """The progress of one round's local training."""
 
-    def __init__(self, round_number: int, console: Console, live: bool | None = None) -> None:
+    def __init__(self, round_number: int, console: Console) -> None:
         self._round, self._console = round_number, console
-        self._live = console.is_terminal if live is None else live
         self._started = self._last_line = time.monotonic()
         self._bar = Progress(
             TextColumn(f"round {round_number}"),
@@ -26,7 +25,7 @@ class TrainingDisplay:
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
-            disable=not self._live,
+            disable=not console.is_terminal,
             transient=True,
         )
         self._task = self._bar.add_task("training", total=None, figures="")
@@ -41,12 +40,13 @@ class TrainingDisplay:
         self._bar.stop()
 
     def update(self, progress: BatchProgress) -> None:
-        """Show how far it is."""
+        """Show the progress after a batch."""
         now = time.monotonic()
         speed = progress.images / max(now - self._started, 1e-6)
         figures = f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.1%}  {speed:.0f} images/s"
         self._bar.update(self._task, completed=progress.batch, total=progress.batches, figures=figures)
-        if not self._live and (now - self._last_line >= _LINE_EVERY_S or progress.batch == progress.batches):
+        is_due = now - self._last_line >= _LINE_EVERY_S or progress.batch == progress.batches
+        if is_due and not self._console.is_terminal:
             self._last_line = now
             self._console.print(
                 f"round {self._round}: batch {progress.batch} of {progress.batches}, {figures}", highlight=False

@@ -1,36 +1,38 @@
-"""What an agent is told once, at `join`, and what may change from run to run."""
+"""An agent's settings: its identity, fixed at `join`, and the options of one run."""
 
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from client_agent.selection import NOTHING, Skipped
-from shared.http.connection import Connection, is_loopback
-from shared.http.tls import Tls
-from shared.plan import StoredPlan
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
+from shared.contract.plan import StoredPlan
+from shared.http.client_connection import Connection, is_loopback
+from shared.http.server_tls import Tls
 
 if TYPE_CHECKING:
-    from shared.runtime import Precision
+    from shared.learning.runtime import Precision
 
 DEFAULT_CACHE_BYTES = 2 * 1024**3
+HAS_LEFT = "This site has left the federation."
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+class SkippedData(BaseModel):
+    """Files and classes that `join --skip-bad` left out; `run` leaves out the same ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    files: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+
+NOTHING_SKIPPED = SkippedData()
 
 
 class Identity(BaseModel):
-    """Who this agent is; written at `join`, with mode 0600. `token` and `leave` replace it."""
+    """Which client this agent is. Written by `join` with mode 0600; `token` and `leave` replace it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     client_id: str
@@ -41,34 +43,34 @@ class Identity(BaseModel):
     connection: Connection
     data: str
     skip_bad: bool = False
-    skipped: Skipped = NOTHING
+    skipped: SkippedData = NOTHING_SKIPPED
     class_map: dict[str, str] = {}
     has_left: bool = False
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The site's own web server."""
+    """Options and limits of the site's web service."""
 
     host: str = "127.0.0.1"
     port: int = 8500
     token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
-    allowed_hosts: tuple[str, ...] = ()  # names that callers may use, besides the host itself
+    allowed_hosts: tuple[str, ...] = ()  # names that callers may use besides the host itself
     allow_open_predict: bool = False
     allow_offset_override: bool = False
     max_images: int = 32
     max_body_bytes: int = 32 * 1024 * 1024
-    max_held_bytes: int = 128 * 1024 * 1024  # of all requests that are not yet answered
+    max_held_bytes: int = 128 * 1024 * 1024  # all unanswered requests together
     body_s: float = 30.0
-    max_pixels: int = 25_000_000  # of an image
+    max_pixels: int = 25_000_000  # per image
     max_request_pixels: int = 50_000_000
-    max_connections: int = 512  # half of them from one address; fewer where the process may open few files
+    max_connections: int = 512  # at most half from one address; lowered if the process may open few files
     queue: int = 64
     threads: int = 1
 
     def check(self) -> None:
-        """Refuse options that leave /predict open to a network, or that cannot work."""
+        """Raise DistransError for options that expose /predict by accident or cannot work."""
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.split()):
             raise DistransError(
                 "The predict token is empty or has characters that an HTTP header cannot hold.",
@@ -76,9 +78,9 @@ class ServeOptions:
             )
         if self.token is None and not is_loopback(self.host) and not self.allow_open_predict:
             raise DistransError(
-                f"--host {self.host} opens /predict to the network, and no token protects it.",
+                f"--host {self.host} opens /predict to the network without a token.",
                 next_step="Set DISTRANS_PREDICT_TOKEN or DISTRANS_PREDICT_TOKEN_FILE, "
-                "or pass --allow-open-predict to serve anybody.",
+                "or pass --allow-open-predict to serve anyone.",
             )
         for host in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(host) and not _is_address(host):
@@ -90,23 +92,23 @@ class ServeOptions:
             self.tls.check()
 
     def risks(self) -> list[str]:
-        """What an operator should know about who can reach the service, and how."""
+        """Return warnings about who can reach the service, and how."""
         if is_loopback(self.host):
             return []
         risks = []
         if self.token is None:
-            risks.append(f"/predict on {self.host} has no token: anybody who can reach it gets predictions")
+            risks.append(f"/predict on {self.host} has no token: anyone who can reach it gets predictions")
         if self.tls is None:
             risks.append(
-                f"/predict on {self.host} is not encrypted: anybody on the way can read images and the token; "
-                "use --tls-cert and --tls-key, or a proxy with HTTPS in front of it"
+                f"/predict on {self.host} is not encrypted: anyone on the network path can read images and the token; "
+                "use --tls-cert and --tls-key, or put an HTTPS proxy in front of it"
             )
         return risks
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How one run of the agent works."""
+    """Options of one run of the agent."""
 
     train: bool = True
     serve: ServeOptions | None = ServeOptions()
@@ -120,9 +122,11 @@ class RunOptions:
     max_accuracy_drop: float | None = 0.1
     local_baseline: bool = False
     exit_when_finished: bool = False
-    progress: bool | None = None
 
 
-def expand(path: Path | None) -> str | None:
-    """A path that still holds when the agent is started from another folder."""
-    return None if path is None else str(path.expanduser().resolve())
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

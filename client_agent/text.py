@@ -1,6 +1,6 @@
-"""Text from elsewhere, made fit for files and answers."""
+"""Text from elsewhere, made safe for files and JSON."""
 
 
-def storable(text: str, most: int = 2000) -> str:
-    """Bound a text, and escape what UTF-8 cannot hold, such as the bytes of a file name in another encoding."""
-    return text[:most].encode("utf-8", "backslashreplace").decode()
+def truncate_and_escape(text: str, limit: int = 2000) -> str:
+    """Return at most `limit` characters, with escapes for what UTF-8 cannot encode (such as Latin-1 file names)."""
+    return text[:limit].encode("utf-8", "backslashreplace").decode()[:limit]

@@ -1,11 +1,11 @@
-"""How many cores a thread computes with."""
+"""CPU threads per Python thread."""
 
 import torch
 
 
 def limit_threads(count: int) -> None:
-    """Let the calling thread, and no other, compute with so many cores."""
-    # A thread takes over the process-wide number at its first operation, and with it whatever another thread has set
-    # in the meantime. Asking is such an operation: what is set after it stays this thread's own.
+    """Limit torch in the calling thread, and only there, to this many CPU threads."""
+    # A thread adopts the process-wide setting at its first torch operation, overwriting its own. Reading the setting
+    # is such an operation: what is set afterward sticks.
     torch.get_num_threads()
     torch.set_num_threads(count)

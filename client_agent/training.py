@@ -1,39 +1,82 @@
-"""A site's measurements and its model of its own, beside the federation's."""
+"""Local training: a round of the federation, and the site's own model."""
 
-from client_agent.data import SiteData, most_unreadable
-from shared.evaluation import Evaluation
-from shared.measuring import evaluate
-from shared.method_options import FedAvgOptions
-from shared.methods import client_half, server_half
-from shared.methods.base import Predictor, RoundTask, Tensors, Workplace
-from shared.plan import FederationPlan
-from shared.runtime import Runtime
+import logging
 
-_BATCH = 128
+from client_agent.context import AgentContext
+from client_agent.data.dataset import SiteData
+from client_agent.errors import DataError, StopRequested, describe_error
+from client_agent.progress import TrainingDisplay
+from client_agent.serving.baseline import LocalBaseline
+from client_agent.state.kept_models import Bundle
+from client_agent.status import AgentStatus, Phase, TroubleKind
+from shared.contract.messages import RoundTaskView
+from shared.learning.methods import client_half
+from shared.learning.methods.base import RoundTask, TrainingContext, TrainingInterrupted, Update
+from shared.tensors.names import Tensors
 
-
-def measure(predictor: Predictor, data: SiteData, plan: FederationPlan) -> Evaluation | None:
-    """Score on the held-out images that can be read; None when too many of them cannot, or there are none."""
-    if not data.test.samples:
-        return None
-    own = [place for place, name in enumerate(plan.classes) if data.report.class_counts[name]]
-    score = evaluate(predictor, data.test.batches(_BATCH, seed=0), own)
-    return score if data.test.samples - score.samples <= most_unreadable(data.test.samples) else None
+logger = logging.getLogger(__name__)
 
 
-class LocalBaseline:
-    """A single-channel model trained on this site's data alone, for as many steps as the federation's."""
+class Trainer:
+    """Local training that records its troubles; every method may raise StopRequested."""
 
-    def __init__(self, plan: FederationPlan, name: str) -> None:
-        self._plan = plan.model_copy(update={"method": FedAvgOptions()})
-        self._name = name
+    def __init__(self, context: AgentContext) -> None:
+        self._context, self._status = context, context.status
+        self._half = client_half(context.identity.plan)
 
-    def train(self, weights: Tensors, round_number: int, place: Workplace) -> Tensors:
-        """One more round of local steps."""
-        start = weights or server_half(self._plan).initial_state().shared
-        update, _ = client_half(self._plan).train(RoundTask(self._name, round_number, start, {}), {}, place)
-        return update.shared
+    def train(self, current: RoundTaskView, bundle: Bundle, data: SiteData) -> tuple[Update, Tensors] | None:
+        """Return the update and its private tensors; None if this round cannot be trained here.
 
-    def predictor(self, weights: Tensors, runtime: Runtime) -> Predictor:
-        """To be measured."""
-        return client_half(self._plan).predictor(RoundTask(self._name, 0, weights, {}), {}, runtime)
+        Raises DataError if too many images cannot be read: the round may work once they are back.
+        """
+        self._status.enter(Phase.TRAINING, current.number)
+        task = RoundTask(self._context.identity.name, current.number, bundle.shared, bundle.personal, current.facts)
+        private = self._context.state.private()
+        try:
+            with TrainingDisplay(current.number, self._context.console) as display:
+                context = TrainingContext(
+                    data.train, self._context.runtime, display.update, self._context.stopping.is_set
+                )
+                trained = self._half.train(task, private, context)
+        except TrainingInterrupted as error:
+            raise StopRequested from error
+        except DataError as error:
+            self._record(current.number, error, "Trying again in a minute.", "too many images cannot be read")
+            raise
+        except Exception as error:  # such as a diverged loss, or torch's RuntimeError when out of memory
+            logger.debug("could not train round %d", current.number, exc_info=error)
+            next_step = "Waiting for the next round; /predict keeps answering."
+            self._record(current.number, error, next_step, type(error).__name__)
+            return None
+        self._status.clear(TroubleKind.TRAINING)
+        report_unreadable(self._status, data)
+        return trained
+
+    def _record(self, number: int, error: Exception, next_step: str, told: str) -> None:
+        self._status.record(
+            TroubleKind.TRAINING,
+            f"Round {number} could not be trained here: {describe_error(error)} {next_step}",
+            told=f"Round {number} could not be trained: {told}.",
+        )
+
+    def train_baseline(self, number: int, data: SiteData) -> None:
+        """Train the site's own model for one more round; log an error if that fails."""
+        self._status.enter(Phase.TRAINING_BASELINE, number)
+        state, identity = self._context.state, self._context.identity
+        context = TrainingContext(data.train, self._context.runtime, None, self._context.stopping.is_set)
+        try:
+            state.save_baseline(LocalBaseline(identity.plan, identity.name).train(state.baseline(), number, context))
+        except TrainingInterrupted as error:
+            raise StopRequested from error
+        except Exception as error:
+            logger.error("could not train this site's own model: %s", error)
+
+
+def report_unreadable(status: AgentStatus, data: SiteData) -> None:
+    """Record which images could not be read, or that all can be read again."""
+    if found := data.describe_unreadable():
+        count = len(data.train.unreadable) + len(data.test.unreadable)
+        told = f"{count} of {data.train.samples + data.test.samples} images cannot be read."
+        status.record(TroubleKind.IMAGES, found, told)
+    else:
+        status.clear(TroubleKind.IMAGES)

@@ -1,1 +1,1 @@
-"""Whole federations on one machine, through the code that the coordinator and the agents run."""
+"""Federations on one machine, running the code of the coordinator and the agents."""

@@ -1,22 +1,22 @@
-"""Small deep networks for experiments, as backbones: `lab.networks:deep` and `lab.networks:deep_normed`.
+"""Small deep backbones for experiments: `lab.networks:deep` and `lab.networks:deep_normed`.
 
-ResNet18 needs more rounds from random weights than an ordinary computer has time for. These two have eight
-convolutions, and differ from each other by BatchNorm alone.
+From random weights, ResNet18 needs more rounds than an ordinary computer can run. These two have eight convolutions
+each and differ only in BatchNorm.
 """
 
 from torch import nn
 
-_STAGES = ((8, 16), (16, 32), (32, 64), (64, 64))  # a pooling stands between two of them
+_STAGES = ((8, 16), (16, 32), (32, 64), (64, 64))  # with pooling between stages
 
 
 def deep(channels: int, height: int, width: int) -> nn.Module:
-    """Eight 3×3 convolutions and a mean over places: 64 features."""
+    """Return eight 3×3 convolutions and a mean over positions: 64 features."""
     del height, width
     return _network(channels, normed=False)
 
 
 def deep_normed(channels: int, height: int, width: int) -> nn.Module:
-    """The same with BatchNorm behind each convolution."""
+    """Return the same network with BatchNorm after each convolution."""
     del height, width
     return _network(channels, normed=True)
 
@@ -27,7 +27,9 @@ def _network(channels: int, *, normed: bool) -> nn.Module:
         layers += [nn.MaxPool2d(2, ceil_mode=True)] if number else []
         for width in stage:
             convolution = nn.Conv2d(channels, width, 3, padding=1)
-            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # or eight layers without norm fade out
+            nn.init.kaiming_normal_(
+                convolution.weight, nonlinearity="relu"
+            )  # else the signal fades in eight layers without norm
             layers += [convolution, *([nn.BatchNorm2d(width)] if normed else []), nn.ReLU(inplace=True)]
             channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -1,16 +1,15 @@
-"""Writes docs/plan-reference.md from the plan's own definition."""
+"""Generates docs/plan-reference.md from the plan's definition."""
 
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from shared.method_options import (
+from shared.contract.method_options import (
     AdvPropOptions,
     DistransOptions,
     FedAvgOptions,
@@ -22,26 +21,27 @@ from shared.method_options import (
     PFedHNPCOptions,
     PFedMeOptions,
 )
-from shared.plan import DEFAULT_PRESET, PRESETS, FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
+from shared.contract.plan import FederationPlan, ImagePlan, ModelPlan, RoundsPlan, TrainingPlan
+from shared.contract.presets import DEFAULT_PRESET, PRESETS, flatten
 
 _HEADER = """\
 # Plan reference
 
 Every setting of a federation's plan. `distrans-server federation create --example` prints a commented plan.
-This page is made from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
+This page is generated from the code: `python -m lab.plan_reference > docs/plan-reference.md`.
 """
 _PRESETS = """
 ## Presets
 
-What a preset puts in the place of the defaults below. What the plan itself says wins over it; what a preset says of a
-method holds for that method only.
+A preset replaces defaults below. The plan's own settings override it, and a preset's method settings apply only to
+that method.
 
 | preset | sets |
 |---|---|
 """
-_COLUMNS = "| key | takes | default | meaning |\n|---|---|---|---|\n"
+_COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|\n"
 _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
-    ("the top of the file", FederationPlan),
+    ("Top level", FederationPlan),
     ("[image]", ImagePlan),
     ("[model]", ModelPlan),
     ('[method] with name = "distrans"', DistransOptions),
@@ -60,17 +60,17 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_HEADER, _PRESETS]
     for preset, tables in PRESETS.items():
-        settings = ", ".join(f"`{key} = {_toml(value)}`" for key, value in _flat(tables))
+        settings = ", ".join(f"`{key} = {_toml(value)}`" for key, value in flatten(tables))
         parts.append(f"| `{preset}`{' (default)' if preset == DEFAULT_PRESET else ''} | {settings} |\n")
     for heading, table in _TABLES:
         parts.append(f"\n## {heading}\n\n{(table.__doc__ or '').strip()}\n\n{_COLUMNS}")
         for name, field in table.model_fields.items():
             default = field.get_default()
             if isinstance(default, BaseModel):
-                continue  # a table of its own
+                continue  # has its own section
             shown = (
                 "required" if default is PydanticUndefined else "unset" if default is None else f"`{_toml(default)}`"
             )
@@ -78,14 +78,6 @@ def reference() -> str:
                 f"| `{name}` | {_kind(field.annotation)}{_bounds(field)} | {shown} | {field.description or ''} |\n"
             )
     return "".join(parts)
-
-
-def _flat(tables: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 def _toml(value: Any) -> str:
@@ -106,7 +98,7 @@ def _kind(annotation: Any) -> str:
         return _kind(arguments[0])
     if origin is tuple:
         return f"list of {_kind(arguments[0])}s"
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(annotation, "table")
+    return {int: "integer", float: "number", str: "string", bool: "true or false"}.get(annotation, "table")
 
 
 def _bounds(field: FieldInfo) -> str:

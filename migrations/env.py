@@ -1,15 +1,16 @@
-"""Runs migrations on a connection that is given, or on the address in alembic.ini or in DISTRANS_DB."""
+"""Runs migrations on a given connection, or on the database in DISTRANS_DB or else in alembic.ini."""
 
 import os
 
 from alembic import context
+from sqlalchemy import Connection
 
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Base
 
 
 def run() -> None:
-    """Migrate within one transaction."""
+    """Migrate in a single transaction."""
     given = context.config.attributes.get("connection")
     if given is not None:
         migrate(given)
@@ -19,8 +20,8 @@ def run() -> None:
         migrate(connection)
 
 
-def migrate(connection):
-    """SQLite cannot alter tables in place: batch mode copies them."""
+def migrate(connection: Connection) -> None:
+    """Run the migrations. Batch mode copies tables, because SQLite cannot alter them in place."""
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, compare_type=True)
     with context.begin_transaction():
         context.run_migrations()

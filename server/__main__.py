@@ -1,24 +1,34 @@
-"""`distrans-server`: the commands, put together."""
+"""`distrans-server`: assembles the commands."""
+
+if __name__ == "__main__":  # `python -m server`: check where packages come from before importing any
+    import distrans
+
+    distrans.server()
 
 import typer
 
 from server.commands import archive, audit, client, db, federation, invite, serve
-from shared.command_line import VersionOption, run
+from shared.system.command_line import HELP_FLAGS, VersionOption, examples, run
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(serve.serve)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP_FLAGS)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(db.app, name="db")
 app.add_typer(federation.app, name="federation")
-federation.app.command()(archive.export)
-federation.app.command("import")(archive.import_)
+federation.app.command(epilog=examples("distrans-server federation export lung lung.zip"))(archive.export)
+federation.app.command(
+    "import",
+    epilog=examples(
+        "distrans-server federation import lung.zip", "distrans-server federation import lung.zip --name lung-2"
+    ),
+)(archive.import_)
 app.add_typer(invite.app, name="invite")
 app.add_typer(client.app, name="client")
 app.add_typer(audit.app, name="audit")
 
-# What to do about an error, in the words of this program; the API has its own.
+# Next steps by error code, for errors that do not come with one; the API has its own.
 NEXT_STEPS = {
     "no-such-federation": "Run: distrans-server federation list",
-    "invalid-token": "Check DISTRANS_ADMIN_TOKEN, or the file that --admin-token-file names.",
+    "invalid-token": "Check DISTRANS_ADMIN_TOKEN, or the file in --admin-token-file.",
     "no-such-invite": "Run: distrans-server invite list FEDERATION",
     "no-such-client": "Run: distrans-server client list FEDERATION",
 }
@@ -26,13 +36,9 @@ NEXT_STEPS = {
 
 @app.callback()
 def program(version: VersionOption = False) -> None:
-    """The coordinator of DisTrans federations."""
+    """Run and manage the coordinator of DisTrans federations."""
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     run(app, NEXT_STEPS)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,3 +1,3 @@
-"""What the coordinator and the agents agree on: models, methods, plans and the form of data on the wire."""
+"""Code shared by the coordinator and the agents: contract, tensors, learning, HTTP and system helpers."""
 
 __version__ = "0.1.0"

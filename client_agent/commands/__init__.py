@@ -1,1 +1,1 @@
-"""The command line, one module per subject. Heavy imports are local to the commands: `--help` answers at once."""
+"""The command line, one module per subject. Heavy imports are inside the commands, so that `--help` is fast."""

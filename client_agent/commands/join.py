@@ -6,65 +6,73 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from client_agent.commands.arguments import STATE, State, state_option
+from client_agent.commands.options import STATE, State, find_secret, state_option
 from client_agent.commands.output import out
-from shared.environment import ask_secret, read_secret, secret
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
+from shared.system.secrets import ask_secret
 
 if TYPE_CHECKING:
-    from client_agent.data import DataReport
+    from client_agent.data.dataset import DataReport
 
 
 def join(
-    server: Annotated[str, typer.Option(help="The coordinator, https://host[:port].")],
-    name: Annotated[str, typer.Option(help="This site's name in the federation.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="URL of the coordinator: https://host[:port].")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="This site's name in the federation.")],
     data: Annotated[
         str,
         typer.Option(
-            help="A folder (train/CLASS/…, test/CLASS/… or CLASS/…), .csv, .npz, sklearn:digits, "
-            "torchvision:NAME:ROOT or package.module:function."
+            metavar="SOURCE",
+            help="This site's images: a folder (train/CLASS/… with test/CLASS/…, or CLASS/…), a .csv, an .npz, "
+            "sklearn:digits, torchvision:NAME:ROOT or package.module:function.",
         ),
     ],
     invite: Annotated[
         str | None,
         typer.Option(
-            help="The invite token from the operator. Other users of the machine can see it here: "
-            "prefer --invite-file, DISTRANS_INVITE, DISTRANS_INVITE_FILE, or the prompt."
+            metavar="TOKEN",
+            help="The operator's invite. Visible to other users of the machine: prefer --invite-file, "
+            "DISTRANS_INVITE, DISTRANS_INVITE_FILE or the prompt.",
         ),
     ] = None,
     invite_file: Annotated[
-        Path | None, typer.Option(help="File that holds the invite token; - reads the standard input.")
+        Path | None, typer.Option(metavar="FILE", help="File with the invite; - reads standard input.")
     ] = None,
     state: State = STATE,
     class_map: Annotated[
         Path | None,
-        typer.Option(help='TOML file that names the plan\'s class for each of yours: "Tumors" = "tumor".'),
+        typer.Option(metavar="FILE", help='TOML file that maps class names to the plan\'s: "Tumors" = "tumor".'),
     ] = None,
     skip_bad: Annotated[
         bool,
-        typer.Option("--skip-bad", help="Leave out unreadable files and unknown classes, now and in every run."),
+        typer.Option("--skip-bad", help="Skip unreadable files and unknown classes, now and in every run."),
     ] = False,
-    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
-    client_cert: Annotated[Path | None, typer.Option(help="PEM file of this site's certificate.")] = None,
-    client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM file of the certificate authority to trust (default: the system's)."),
+    ] = None,
+    client_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM file of this site's client certificate.")
+    ] = None,
+    client_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM file of the client certificate's key.")
+    ] = None,
     allow_insecure_http: Annotated[
-        bool, typer.Option("--allow-insecure-http", help="Allow http:// to another machine.")
+        bool, typer.Option("--allow-insecure-http", help="Allow unencrypted http:// to another machine.")
     ] = False,
 ) -> None:
-    """Check this site's data against the plan, and enrol. An interrupted join can be repeated with the same invite."""
+    """Check this site's images against the plan, then enroll. An interrupted join can be repeated."""
     token = _find_invite(invite, invite_file)
     from rich.progress import Progress
 
-    from client_agent.enrol import join_federation
-    from client_agent.settings import expand
-    from client_agent.state import StateFolder
-    from shared.http.connection import Connection
+    from client_agent.coordinator.enrollment import join_federation
+    from client_agent.state.folder import StateFolder
+    from shared.http.client_connection import Connection
 
     connection = Connection(
         server=server.rstrip("/"),
-        ca_file=expand(ca_file),
-        client_cert=expand(client_cert),
-        client_key=expand(client_key),
+        ca_file=_absolute(ca_file),
+        client_cert=_absolute(client_cert),
+        client_key=_absolute(client_key),
         allow_insecure_http=allow_insecure_http,
     )
     with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
@@ -81,26 +89,27 @@ def join(
             on_file=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     out.print(
-        f"Joined {identity.federation} as {name}. Credentials are in {state}, readable by you alone. "
+        f"Joined {identity.federation} as {name}. Credentials are in {state}, readable only by you. "
         f"Next: distrans-agent run{state_option(state)}",
         highlight=False,
     )
 
 
 def _find_invite(invite: str | None, file: Path | None) -> str:
-    if invite is not None and file is not None:
-        raise DistransError("--invite and --invite-file are two ways to give the same token.", next_step="Use one.")
-    if invite is None:
-        invite = secret("DISTRANS_INVITE") if file is None else read_secret(file)
-    if invite is None:
-        invite = ask_secret("Invite token")
-    if invite is None:
+    found = find_secret("--invite", invite, file, "DISTRANS_INVITE")
+    if found is None:
+        found = ask_secret("Invite token")
+    if found is None:
         raise DistransError(
-            "There is no invite token.",
-            next_step="Pass --invite-file FILE (- for the standard input), or set DISTRANS_INVITE "
-            "or DISTRANS_INVITE_FILE.",
+            "There is no invite.",
+            next_step="Pass --invite-file FILE (- for standard input), or set DISTRANS_INVITE or DISTRANS_INVITE_FILE.",
         )
-    return invite.strip()
+    return found.strip()
+
+
+def _absolute(path: Path | None) -> str | None:
+    """Return a path that stays valid when the agent is started from another folder."""
+    return None if path is None else str(path.expanduser().resolve())
 
 
 def _print_counts(report: "DataReport") -> None:
@@ -109,9 +118,9 @@ def _print_counts(report: "DataReport") -> None:
         if count or report.test_counts[label]:
             table.add_row(label, str(count), str(report.test_counts[label]))
     out.print(table)
-    if report.bad:
+    if report.problems:
         counts = {"files": len(report.skipped.files), "classes": len(report.skipped.classes)}
-        left_out = ", ".join(f"{what}: {count}" for what, count in counts.items())
-        out.print(f"Left out, now and in every run ({left_out}):", style="yellow")
-        for line in report.bad[:10]:
+        skipped = ", ".join(f"{what}: {count}" for what, count in counts.items())
+        out.print(f"Skipped, now and in every run ({skipped}):", style="yellow")
+        for line in report.first_problems:
             out.print(f"  {line}", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""`distrans-agent predict`, `pin`, `unpin` and `export`: what to do with the models that a site keeps."""
+"""`distrans-agent predict`, `pin`, `unpin` and `export`: commands about the models that a site keeps."""
 
 import json
 from pathlib import Path
@@ -7,87 +7,98 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from client_agent.commands.arguments import STATE, Json, State
+from client_agent.commands.options import STATE, Json, State
 from client_agent.commands.output import out
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(help="PNG or JPEG files.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Image files: PNG, JPEG, TIFF, BMP, GIF, WebP, PNM.")
+    ],
     state: State = STATE,
-    top_k: Annotated[int, typer.Option(min=1, help="Classes to list for each image.")] = 3,
+    top_k: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Number of classes to list per image.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Classify images with the model that /predict would serve; needs no running agent."""
-    from client_agent import serving
-    from client_agent.images import TRAINING_FORMATS, decode, to_tensor
-    from client_agent.state import StateFolder
-    from shared.runtime import Runtime
+    """Classify images with the model that /predict would use. The agent need not be running."""
+    from client_agent.data.images import TRAINING_FORMATS, decode, to_tensor
+    from client_agent.serving.model import load_served
+    from client_agent.state.folder import StateFolder
+    from shared.learning.runtime import Runtime
 
     folder = StateFolder(state)
     identity = folder.identity()
-    _, model = serving.load_served(folder, identity, Runtime())
-    table = Table("image", "class", "probability", "then", title=f"Model {model.number} with this site's offset")
+    _, model = load_served(folder, identity, Runtime())
+    title = f"Model {model.key.number}{_with_offset(model.offset_digest is not None)}"
+    table = Table("image", "class", "probability", "runners-up", title=title)
     answers = []
     for path in images:
         try:
             tensor = to_tensor(decode(path, TRAINING_FORMATS), identity.plan.image)
         except DistransError as error:
             raise DistransError(f"{path}: {error}") from error
-        values, places = model.own(tensor[None]).softmax(dim=1)[0].topk(min(top_k, len(model.classes)))
-        ranked = [(model.classes[int(place)], float(value)) for value, place in zip(values, places, strict=True)]
-        answers.append(
-            {"image": str(path), "top_k": [{"label": label, "probability": value} for label, value in ranked]}
-        )
-        rest = ", ".join(f"{label} {value:.1%}" for label, value in ranked[1:])
-        table.add_row(str(path), ranked[0][0], f"{ranked[0][1]:.1%}", rest)
+        (ranked,) = model.rank(model.with_offset(tensor[None]).softmax(dim=1), top_k)
+        top = [{"label": one.label, "probability": one.probability} for one in ranked]
+        answers.append({"image": str(path), "top_k": top})
+        rest = ", ".join(f"{one.label} {one.probability:.1%}" for one in ranked[1:])
+        table.add_row(str(path), ranked[0].label, f"{ranked[0].probability:.1%}", rest)
     if as_json:
-        typer.echo(json.dumps({"model": model.number, "predictions": answers}, indent=2))
+        typer.echo(json.dumps({"model": model.key.number, "predictions": answers}, indent=2))
     else:
         out.print(table)
 
 
-def pin(number: Annotated[int, typer.Argument(help="A model that is kept; see status.")], state: State = STATE) -> None:
-    """Make /predict answer with an older model, until `unpin`; a running agent follows at once."""
-    from client_agent.state import StateFolder
+def pin(
+    number: Annotated[int, typer.Argument(metavar="ROUND", help="Number of a kept model, such as 4.")],
+    state: State = STATE,
+) -> None:
+    """Make /predict use one of the kept models until unpinned. A running agent switches at once."""
+    from client_agent.state.folder import StateFolder
 
-    StateFolder(state).pin(number)
+    StateFolder(state).models.pin(number)
     out.print(f"/predict is pinned to model {number}.")
 
 
 def unpin(state: State = STATE) -> None:
-    """Let /predict follow the newest model again."""
-    from client_agent.state import StateFolder
+    """Let /predict follow the newest approved model again."""
+    from client_agent.state.folder import StateFolder
 
-    StateFolder(state).pin(None)
-    out.print("/predict follows the newest model.")
+    StateFolder(state).models.pin(None)
+    out.print("/predict follows the newest approved model.")
 
 
 def export(
-    target: Annotated[Path, typer.Argument(help="A file ending in .safetensors or .pt2 (torch.export).")],
+    target: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Target: .safetensors for tensors, .pt2 for a torch.export program.")
+    ],
     state: State = STATE,
     number: Annotated[
-        int | None, typer.Option("--round", help="Another model than the one that /predict serves.")
+        int | None,
+        typer.Option("--round", metavar="ROUND", help="Number of a kept model (default: the one /predict would use)."),
     ] = None,
 ) -> None:
-    """Write model and offset as one file."""
-    from client_agent.export import export_program, export_safetensors
-    from client_agent.serving import load_served
-    from client_agent.state import StateFolder
-    from shared.runtime import Runtime
+    """Write a model and this site's offset to a single file."""
+    from client_agent.serving.export import export_program, export_safetensors
+    from client_agent.serving.model import load_served
+    from client_agent.state.folder import StateFolder
+    from shared.learning.runtime import Runtime
 
     writers = {".safetensors": export_safetensors, ".pt2": export_program}
     if target.suffix not in writers:
         raise DistransError(f"{target} must end in .safetensors or .pt2.")
-    if not target.parent.is_dir():  # before seconds go into building the program
-        raise DistransError(f"{target.parent} is not a folder.", next_step="Create it, or name another file.")
+    if not target.parent.is_dir():  # before spending seconds on building the program
+        raise DistransError(f"{target.parent} is not a folder.", next_step="Create it, or use another path.")
     folder = StateFolder(state)
     identity = folder.identity()
-    bundle = load_served(folder, identity, Runtime())[0] if number is None else folder.load_bundle(number)
+    bundle = load_served(folder, identity, Runtime())[0] if number is None else folder.models.load_number(number)
     try:
-        writers[target.suffix](identity, bundle, target)
+        has_offset = writers[target.suffix](identity, bundle, target)
     except OSError as error:
         raise DistransError(
-            f"{target} cannot be written: {error.strerror}.", next_step="Name a file in a folder that you may write to."
+            f"{target} cannot be written: {error.strerror}.", next_step="Use a path that you may write to."
         ) from error
-    out.print(f"Wrote model {bundle.number} with this site's offset to {target}.")
+    out.print(f"Wrote model {bundle.number}{_with_offset(has_offset)} to {target}.")
+
+
+def _with_offset(has_offset: bool) -> str:
+    return " with this site's offset" if has_offset else ""

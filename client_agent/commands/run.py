@@ -6,95 +6,117 @@ from typing import Annotated
 
 import typer
 
-from client_agent.commands.arguments import STATE, State
+from client_agent.commands.options import STATE, State, find_secret
 from client_agent.commands.output import out
-from shared.command_line import ended_by_interrupts
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
+from shared.system.command_line import ended_by_interrupts
 
 
 @ended_by_interrupts()
 def run(
     state: State = STATE,
-    host: Annotated[str, typer.Option(help="Address for /predict.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for /predict; 0 takes a free one.")] = 8500,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to serve /predict on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to serve /predict on; 0 picks a free one.")
+    ] = 8500,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Take part in rounds, or only serve.")] = True,
-    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Serve /predict.")] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, bf16, or fp16 on CUDA.")] = "fp32",
+    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Serve /predict, or only train.")] = True,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Device for training and predictions: auto, cpu, cuda, cuda:1, mps.")
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(metavar="TYPE", help="Number format of the network: fp32, bf16, or fp16 (CUDA only).")
+    ] = "fp32",
     channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Memory format that some GPUs prefer.")
+        bool, typer.Option("--channels-last", help="Use the channels-last memory format; faster on some GPUs.")
     ] = False,
     compile_: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
-    train_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
-    predict_threads: Annotated[int, typer.Option(min=1, help="CPU threads for /predict.")] = 1,
-    cache_mb: Annotated[int, typer.Option(min=0, help="Memory for decoded images, in MB.")] = 2048,
+    train_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="THREADS", help="CPU threads for training (default: one less than there are cores)."
+        ),
+    ] = None,
+    predict_threads: Annotated[int, typer.Option(min=1, metavar="THREADS", help="CPU threads for /predict.")] = 1,
+    cache_mb: Annotated[int, typer.Option(min=0, metavar="MB", help="Memory for decoded images, in MB.")] = 2048,
     predict_token: Annotated[
         str | None,
         typer.Option(
-            help="Ask callers of /predict for this token. Other users of the machine can see it here: prefer "
-            "--predict-token-file, DISTRANS_PREDICT_TOKEN or DISTRANS_PREDICT_TOKEN_FILE."
+            metavar="TOKEN",
+            help="Require this token from callers of /predict. Visible to other users of the machine: prefer "
+            "--predict-token-file, DISTRANS_PREDICT_TOKEN or DISTRANS_PREDICT_TOKEN_FILE.",
         ),
     ] = None,
     predict_token_file: Annotated[
-        Path | None, typer.Option(help="File that holds the token for /predict; - reads the standard input.")
+        Path | None, typer.Option(metavar="FILE", help="File with the token for /predict; - reads standard input.")
     ] = None,
     allow_open_predict: Annotated[
-        bool, typer.Option("--allow-open-predict", help="Serve /predict to a network without a token.")
+        bool, typer.Option("--allow-open-predict", help="Serve /predict to the network without a token.")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
             envvar="DISTRANS_AGENT_ALLOWED_HOSTS",
-            help="Host name that callers use besides --host, such as that of a proxy. Repeatable, or with commas.",
+            metavar="HOST",
+            help="Host name that callers may use besides --host, such as a proxy's. Repeatable, or comma-separated.",
         ),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain for /predict.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM file of the certificate chain for /predict.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file of the certificate's key.")] = None,
     allow_offset_override: Annotated[
-        bool, typer.Option("--allow-offset-override", help="Allow /predict?offset=none and both.")
+        bool, typer.Option("--allow-offset-override", help="Allow /predict?offset=none and offset=both.")
     ] = False,
-    keep_models: Annotated[int, typer.Option(min=1, help="How many models are kept for `pin`.")] = 5,
+    keep_models: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="Number of recent models to keep for pin and export.")
+    ] = 5,
     max_accuracy_drop: Annotated[
-        float, typer.Option(min=0, max=1, help="A model that scores worse here by more is not served; 1: serve all.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Reject models that lose more accuracy here than this; 1 serves every model.",
+        ),
     ] = 0.1,
     local_baseline: Annotated[
-        bool, typer.Option("--local-baseline", help="Also train a model on this site's data alone.")
+        bool, typer.Option("--local-baseline", help="Also train a model on this site's data only, for comparison.")
     ] = False,
     exit_when_finished: Annotated[
-        bool, typer.Option("--exit-when-finished", help="End with the federation instead of serving on.")
+        bool, typer.Option("--exit-when-finished", help="Exit when the federation finishes; otherwise keep serving.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="Lowest level of messages to log: debug, info, warning or error.")
+    ] = "info",
 ) -> None:
     """Train whenever the coordinator asks, and serve /predict."""
     if precision not in ("fp32", "bf16", "fp16"):
-        raise DistransError("--precision is fp32, bf16 or fp16.")
+        raise DistransError(f"Unknown precision {precision!r}.", next_step="Use --precision fp32, bf16 or fp16.")
     if log_level not in ("debug", "info", "warning", "error"):
-        raise DistransError("--log-level is debug, info, warning or error.")
+        raise DistransError(f"Unknown log level {log_level!r}.", next_step="Use debug, info, warning or error.")
     if not train and not serve:
         raise DistransError("--no-train and --no-serve together leave nothing to do.")
     if (tls_cert is None) != (tls_key is None):
-        raise DistransError("--tls-cert and --tls-key go together.")
-    if predict_token is not None and predict_token_file is not None:
-        raise DistransError("--predict-token and --predict-token-file are two ways to give the same token.")
-    from client_agent.run import run_agent
+        raise DistransError("--tls-cert and --tls-key must be used together.")
+    secret_token = find_secret("--predict-token", predict_token, predict_token_file, "DISTRANS_PREDICT_TOKEN")
+    from client_agent.process import run_agent
     from client_agent.settings import RunOptions, ServeOptions
-    from client_agent.state import StateFolder
-    from shared.environment import read_secret, secret
-    from shared.http.tls import Tls
+    from client_agent.state.folder import StateFolder
+    from client_agent.web.app import ACCESS_LOG
+    from shared.http.server_tls import Tls
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("httpx", "client_agent.access"):  # a line per request: too many
+    for name in ("httpx", ACCESS_LOG):  # they log a line per request
         logging.getLogger(name).setLevel(logging.WARNING)
     if predict_token is not None:
         logging.getLogger(__name__).warning(
-            "--predict-token can be seen in the list of processes; --predict-token-file cannot"
+            "--predict-token is visible in the process list; use --predict-token-file instead"
         )
-    elif predict_token_file is not None:
-        predict_token = read_secret(predict_token_file)
     web = ServeOptions(
         host=host,
         port=port,
-        token=secret("DISTRANS_PREDICT_TOKEN") if predict_token is None else predict_token,
+        token=secret_token,
         tls=Tls(tls_cert, tls_key) if tls_cert and tls_key else None,
         allowed_hosts=tuple(host.strip() for text in allowed_host or [] for host in text.split(",") if host.strip()),
         allow_open_predict=allow_open_predict,
@@ -102,7 +124,7 @@ def run(
         threads=predict_threads,
     )
     if serve:
-        web.check()  # before minutes go into looking at the data
+        web.check()  # before spending minutes on opening the data
     options = RunOptions(
         train=train,
         serve=web if serve else None,

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the official binary version, or class folders; pickled batches are never read."""
+"""CIFAR-10 and CIFAR-100: the official binary version, or class folders. Pickled batches are never read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lab.datasets.files import DatasetBroken, first_existing, open_parted_folders
-from lab.datasets.image_set import Indices, Pictures, Source
+from lab.datasets.image_set import Indices, LazyImages, Source
 
 _PIXELS = 3 * 32 * 32
 
 
 def open_cifar10(root: Path) -> Source | None:
-    """data_batch_1.bin … data_batch_5.bin and test_batch.bin, or train/CLASS and test/CLASS."""
+    """Open data_batch_1.bin … data_batch_5.bin and test_batch.bin, or train/CLASS and test/CLASS."""
     if (root / "train").is_dir():
         return open_parted_folders(root, channels=3)
     folder = first_existing([root, root / "cifar-10-batches-bin"], "data_batch_1.bin")
@@ -25,7 +25,7 @@ def open_cifar10(root: Path) -> Source | None:
 
 
 def open_cifar100(root: Path) -> Source | None:
-    """train.bin and test.bin with the fine labels, or train/CLASS and test/CLASS."""
+    """Open train.bin and test.bin with the fine labels, or train/CLASS and test/CLASS."""
     if (root / "train").is_dir():
         return open_parted_folders(root, channels=3)
     folder = first_existing([root, root / "cifar-100-binary"], "train.bin")
@@ -38,28 +38,28 @@ def _binary(train: Sequence[Path], test: Sequence[Path], names: Path, label_byte
     try:
         classes = tuple(line.strip() for line in names.read_text().splitlines() if line.strip())
     except OSError as error:
-        raise DatasetBroken(f"{names} cannot be read: {error.strerror}.") from error
+        raise DatasetBroken(f"Cannot read {names}: {error.strerror}.") from error
     parts = [_records(files, label_bytes, len(classes)) for files in (train, test)]
     return Source(classes, parts[0], parts[1])
 
 
-def _records(files: Sequence[Path], label_bytes: int, classes: int) -> Pictures:
-    """A record is the label bytes, the last of them the one that counts, then 3×32×32 bytes, channel by channel."""
+def _records(files: Sequence[Path], label_bytes: int, classes: int) -> LazyImages:
+    """Read records: label bytes, of which the last counts, then 3×32×32 bytes, channel by channel."""
     blocks = []
     for file in files:
         try:
             data = np.fromfile(file, dtype=np.uint8)
         except OSError as error:
-            raise DatasetBroken(f"{file} cannot be read: {error.strerror}.") from error
+            raise DatasetBroken(f"Cannot read {file}: {error.strerror}.") from error
         if data.size == 0 or data.size % (label_bytes + _PIXELS):
-            raise DatasetBroken(f"{file} does not consist of records of {label_bytes + _PIXELS} bytes.")
+            raise DatasetBroken(f"{file} is not a whole number of {label_bytes + _PIXELS}-byte records.")
         blocks.append(data.reshape(-1, label_bytes + _PIXELS))
     records = np.concatenate(blocks)
     labels = records[:, label_bytes - 1].astype(np.int64)
     if labels.max() >= classes:
-        raise DatasetBroken(f"{files[0].parent} has a label {labels.max()}, but only {classes} classes are named.")
+        raise DatasetBroken(f"{files[0].parent} has label {labels.max()}, but names only {classes} classes.")
 
     def read(chosen: Indices) -> Tensor:
         return torch.from_numpy(records[chosen, label_bytes:].reshape(-1, 3, 32, 32))
 
-    return Pictures(labels, read)
+    return LazyImages(labels, read)

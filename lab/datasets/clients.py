@@ -1,72 +1,98 @@
-"""From a set of images and a split to simulated clients."""
+"""Simulated clients that share one copy of an image set and hold indices into it."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+import torchvision.transforms.v2.functional as transforms
 from torch import Tensor
 
-from lab.datasets.image_set import ImageSet, IndexedData, Shift
-from lab.simulation import SimulatedClient
-from shared.heterogeneity import Shares, count_classes, distributional_heterogeneity
-from shared.methods.base import ClientRecord
-from shared.seeds import derive_seed
-from shared.tensor_data import TensorData
+from lab.datasets.image_set import ImageSet, Indices, Part
+from lab.datasets.splitters import Shares
+from lab.simulation.simulation import SimulatedClient
+from shared.contract.plan import ImagePlan
+from shared.contract.seeds import derive_seed
+from shared.learning.heterogeneity import count_classes, distributional_heterogeneity
+from shared.learning.methods.base import ClientRecord
+from shared.learning.preprocessing import normalize
 
 Negatives = Literal["auto", "always", "never"]
+Shift = Literal["none", "rotated", "inverted"]
 
 
-def make_clients(train: TensorData, test: TensorData, shares: Shares, seed: int) -> list[SimulatedClient]:
-    """Clients that hold their shares of every class, of the training and of the test images alike.
+@dataclass(frozen=True)
+class IndexedData:
+    """One client's images of a part, as training and evaluation see them; costs a few bytes per image."""
 
-    Of small classes, or of all of them, a client may have no test image.
-    """
-    clients = []
-    parts = zip(shares.split(train.labels, seed), shares.split(test.labels, seed, held_out=True), strict=True)
-    for number, (train_part, test_part) in enumerate(parts):
-        chosen, held_out = torch.from_numpy(train_part), torch.from_numpy(test_part)
-        data = TensorData(train.images[chosen], train.labels[chosen])
-        tests = TensorData(test.images[held_out], test.labels[held_out])
-        clients.append(SimulatedClient(_record(number, data.labels, shares), data, tests))
-    return clients
+    part: Part
+    indices: Tensor
+    image: ImagePlan
+    shift: Shift = "none"
+    client: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return len(self.indices)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels of the images."""
+        return self.part.labels[self.indices]
+
+    def batches(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all images once, in an order determined by the seed; the last batch may be smaller."""
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
+        for start in range(0, self.samples, size):
+            chosen = self.indices[order[start : start + size]]
+            seen = shifted(self.part.images[chosen], self.shift, self.client)
+            yield to_network(seen, self.image), self.part.labels[chosen]
 
 
-def make_indexed_clients(
+def shifted(images: Tensor, shift: Shift, client: int) -> Tensor:
+    """Return uint8 images (n, C, h, w) as this client has them: rotated by quarter turns, or every other inverted."""
+    if shift == "rotated":
+        return images.rot90(client, (-2, -1))
+    return 255 - images if shift == "inverted" and client % 2 else images
+
+
+def to_network(images: Tensor, image: ImagePlan) -> Tensor:
+    """uint8 (n, C, h, w) → float (n, C, H, W): bilinear without antialiasing, then normalized, as in the paper."""
+    pixels = images.float() / 255
+    if pixels.shape[-2:] != (image.height, image.width):
+        pixels = transforms.resize(pixels, [image.height, image.width], antialias=False)
+    return normalize(pixels.expand(-1, image.channels, -1, -1), image.mean, image.std).contiguous()
+
+
+def make_clients(
     images: ImageSet, shares: Shares, seed: int, negatives: Negatives = "auto", shift: Shift = "none"
 ) -> list[SimulatedClient]:
-    """The same for a set that is held once.
+    """Give each client its share of every class, of the training and the test images alike.
 
-    `auto` adds negatives where DH is 100 % and each client has one class: to each client's test images as many again,
-    drawn with replacement from the test images of all other classes, which keep their true labels. All images of a
-    client are shifted alike.
+    Negatives double a client's test images: they are drawn with replacement from the test images of all other classes
+    and keep their true labels. `auto` adds them if DH is 100 % and each client has one class. A shift applies to all
+    images of a client.
     """
     train_parts = shares.split(images.train.labels, seed, names=images.classes)
     parts = list(zip(train_parts, shares.split(images.test.labels, seed, held_out=True), strict=True))
     labels = images.train.labels.numpy()
     counts = np.stack([count_classes(labels[train], len(images.classes)) for train, _ in parts])
-    alone = bool(((counts > 0).sum(axis=1) == 1).all()) and distributional_heterogeneity(counts) == 1
-    wanted = negatives == "always" or (negatives == "auto" and alone)
+    one_class_each = bool(((counts > 0).sum(axis=1) == 1).all()) and distributional_heterogeneity(counts) == 1
+    wanted = negatives == "always" or (negatives == "auto" and one_class_each)
     clients = []
-    for number, (train_part, test_part) in enumerate(parts):
-        train = IndexedData(images.train, torch.from_numpy(train_part), images.image, shift, number)
-        record = _record(number, train.labels, shares)
+    for number, (name, (train_part, test_part)) in enumerate(zip(shares.sites, parts, strict=True)):
         if wanted:
-            test_part = np.concatenate([test_part, _negatives(images, counts[number], len(test_part), seed, record.id)])
+            test_part = np.concatenate([test_part, _negatives(images, counts[number], len(test_part), seed, name)])
+        train = IndexedData(images.train, torch.from_numpy(train_part), images.image, shift, number)
         test = IndexedData(images.test, torch.from_numpy(test_part), images.image, shift, number)
-        clients.append(SimulatedClient(record, train, test))
+        clients.append(SimulatedClient(ClientRecord(name, tuple(counts[number].tolist())), train, test))
     return clients
 
 
-def _negatives(
-    images: ImageSet, counts: np.ndarray[tuple[int], np.dtype[np.int64]], wanted: int, seed: int, client: str
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _negatives(images: ImageSet, counts: Indices, wanted: int, seed: int, client: str) -> Indices:
     foreign = np.flatnonzero(counts[images.test.labels.numpy()] == 0)
     if not len(foreign):
         return np.empty(0, dtype=np.int64)
     return np.random.default_rng(derive_seed(seed, "negatives", client)).choice(foreign, size=wanted)
-
-
-def _record(number: int, labels: Tensor, shares: Shares) -> ClientRecord:
-    clients, classes = shares.values.shape
-    width = max(3, len(str(clients)))
-    return ClientRecord(f"site-{number + 1:0{width}}", tuple(int(count) for count in count_classes(labels, classes)))

@@ -1,4 +1,4 @@
-"""Faces, one class a person: CelebA, BioID and the ORL set."""
+"""Faces, one class per person: CelebA, BioID and the ORL set."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CELEBA_PEOPLE, BIOID_PEOPLE = 50, 20
 
 
 def open_celeba(root: Path) -> Source | None:
-    """The 50 identities with the most images: 178×178 from the centre, resized to 128×128."""
+    """Open the 50 identities with the most images: center crops of 178×178, resized to 128×128."""
     folder = first_existing([root, root / "celeba", root / "CelebA"], "identity_CelebA.txt")
     if folder is None or not (folder / "img_align_celeba").is_dir():
         return None
@@ -30,7 +30,7 @@ def open_celeba(root: Path) -> Source | None:
 
 
 def open_bioid(root: Path) -> Source | None:
-    """The 20 people with the most images: 256×256 from the centre. The publisher does not say who is on which image."""
+    """Open the 20 people with the most images: center crops of 256×256. The published set does not say who is who."""
     folder = first_existing([root, root / "BioID-FaceDatabase-V1.2"], "identities.txt")
     if folder is not None:
         return _largest(_identities(folder / "identities.txt", folder), BIOID_PEOPLE, channels=1, crop=256, side=None)
@@ -42,7 +42,7 @@ def open_bioid(root: Path) -> Source | None:
 
 
 def open_orl(root: Path) -> Source | None:
-    """s1 … s40 with ten grey images of 92×112 each."""
+    """Open s1 … s40 with ten gray images of 92×112 each."""
     folders = class_folders(root) if root.is_dir() else []
     people = [folder for folder in folders if folder.name.startswith("s") and folder.name[1:].isdigit()]
     if not people:
@@ -54,12 +54,12 @@ def _identities(listing: Path, images: Path) -> list[tuple[Path, str]]:
     lines = read_lines(listing)
     wrong = next((number for number, words in enumerate(lines, start=1) if len(words) != 2), None)
     if wrong is not None:
-        raise DatasetBroken(f"{listing}: entry {wrong} is not a file name and an identity.")
+        raise DatasetBroken(f"{listing}: line {wrong} is not a file name and an identity.")
     return [(images / name, identity) for name, identity in lines]
 
 
 def _largest(listed: Sequence[tuple[Path, str]], people: int, *, channels: int, crop: int, side: int | None) -> Source:
-    """The identities in descending order of their images; of equal ones the lower name first."""
+    """Keep the identities with the most images, most first; ties go to the lower name."""
     counts = Counter(identity for _, identity in listed)
     names = tuple(sorted(counts, key=lambda identity: (-counts[identity], natural(identity)))[:people])
     places = {identity: place for place, identity in enumerate(names)}

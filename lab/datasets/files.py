@@ -1,4 +1,4 @@
-"""What the loaders share: finding folders and files, decoding, holding images out."""
+"""Helpers for the loaders: find folders and files, decode images, hold out test images."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,60 +10,60 @@ import torchvision.transforms.v2.functional as transforms
 from PIL import Image
 from torch import Tensor
 
+from client_agent.data.images import TRAINING_FORMATS, decode, to_tensor
+from client_agent.data.sources import IMAGE_SUFFIXES
 from client_agent.errors import DataError
-from client_agent.images import TRAINING_FORMATS, decode, to_tensor
-from client_agent.sources import IMAGE_SUFFIXES
-from lab.datasets.image_set import Indices, Pictures, Source
-from shared.plan import ImagePlan
-from shared.problems import DistransError
-from shared.seeds import derive_seed
+from lab.datasets.image_set import Indices, LazyImages, Source
+from shared.contract.errors import DistransError
+from shared.contract.plan import ImagePlan
+from shared.contract.seeds import derive_seed
 
 TEST_SHARE = 0.2
-_LAYOUT = "Lay out the images of two or more classes as CLASS/*, or as train/CLASS/* and test/CLASS/*."
+_LAYOUT = "Arrange the images of two or more classes as CLASS/*, or as train/CLASS/* and test/CLASS/*."
 
 
 class DatasetMissing(DistransError):
-    """A set that is not where it was looked for."""
+    """A data set that was not found."""
 
     code = "dataset-missing"
 
 
 class DatasetBroken(DistransError):
-    """Files of a set that are not what their publisher describes."""
+    """A data set whose files do not match their published description."""
 
     code = "dataset-broken"
 
 
 def first_existing(folders: Iterable[Path], inside: str) -> Path | None:
-    """The first of the folders that has `inside` in it."""
+    """Return the first of the folders that contains `inside`."""
     return next((folder for folder in folders if (folder / inside).exists()), None)
 
 
 def read_lines(file: Path) -> list[list[str]]:
-    """The words of every line that is not empty."""
+    """Return the words of every non-empty line."""
     try:
         return [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetBroken(f"{file} cannot be read: {error}.") from error
+        raise DatasetBroken(f"Cannot read {file}: {error}.") from error
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files of a folder and below it, sorted; numbers in names count as numbers."""
+    """Return the image files in and below a folder, in natural order."""
     found = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(found, key=lambda file: natural(str(file.relative_to(folder))))
 
 
 def natural(name: str) -> list[tuple[str, int]]:
-    """A sort key by which s2 comes before s10."""
+    """Return a sort key that puts s2 before s10."""
     return [(text, int(digits or -1)) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
 def pictures_of_files(
     files: Sequence[Path], labels: Sequence[int], channels: int, *, crop: int | None = None, side: int | None = None
-) -> Pictures:
-    """Files decoded on demand: grey or colour, a square cut from the centre, resized to a square without antialiasing.
+) -> LazyImages:
+    """Return files to decode on demand: gray or color, center-cropped to a square, resized without antialiasing.
 
-    Without `side` all files must have one size.
+    Without `side`, all files must have the same size.
     """
 
     def read(chosen: Indices) -> Tensor:
@@ -74,13 +74,13 @@ def pictures_of_files(
                 images = torch.empty((len(chosen), *pixels.shape), dtype=torch.uint8)
             if pixels.shape != images.shape[1:]:
                 raise DatasetBroken(
-                    f"{files[index]} is {pixels.shape[2]}×{pixels.shape[1]}, the files before it are "
+                    f"{files[index]} is {pixels.shape[2]}×{pixels.shape[1]}, but the files before it are "
                     f"{images.shape[3]}×{images.shape[2]}."
                 )
             images[place] = pixels
         return torch.empty((0, channels, side or crop or 1, side or crop or 1)).byte() if images is None else images
 
-    return Pictures(np.asarray(labels, dtype=np.int64), read)
+    return LazyImages(np.asarray(labels, dtype=np.int64), read)
 
 
 def _decode(file: Path, channels: int, crop: int | None, side: int | None) -> Tensor:
@@ -91,7 +91,7 @@ def _decode(file: Path, channels: int, crop: int | None, side: int | None) -> Te
         raise DatasetBroken(f"{file}: {error}") from error
     if crop is not None:
         if min(image.size) < crop:
-            raise DatasetBroken(f"{file} is {image.width}×{image.height}, too small to cut {crop}×{crop} from it.")
+            raise DatasetBroken(f"{file} is {image.width}×{image.height}, too small for a {crop}×{crop} crop.")
         pixels = transforms.center_crop(pixels, [crop, crop])
     if side is not None and pixels.shape[-2:] != (side, side):
         pixels = transforms.resize(pixels.float(), [side, side], antialias=False).round().to(torch.uint8)
@@ -99,16 +99,16 @@ def _decode(file: Path, channels: int, crop: int | None, side: int | None) -> Te
 
 
 def _to_bytes(image: Image.Image, channels: int) -> Tensor:
-    """All pixels (C, h, w) as an agent sees them; for 8-bit images without transparency, what Pillow converts to."""
-    # Built unchecked: a file may be larger than what a plan may ask for.
+    """Return all pixels (C, h, w) as an agent sees them; for opaque 8-bit images, exactly as Pillow converts them."""
+    # Not validated: a file may be larger than a plan allows.
     shape = ImagePlan.model_construct(
         channels=channels, height=image.height, width=image.width, mean=(0.0,), std=(1.0,)
     )
     return (to_tensor(image, shape) * 255).round().to(torch.uint8)
 
 
-def hold_out(classes: tuple[str, ...], all_pictures: Pictures, share: float = TEST_SHARE) -> Source:
-    """For sets without a published test part: a share of each class, always the same one, is for testing."""
+def hold_out(classes: tuple[str, ...], all_pictures: LazyImages, share: float = TEST_SHARE) -> Source:
+    """Hold out a fixed share of each class for testing, for data sets without a published test part."""
     train: list[int] = []
     test: list[int] = []
     for label in range(len(classes)):
@@ -120,22 +120,22 @@ def hold_out(classes: tuple[str, ...], all_pictures: Pictures, share: float = TE
     return Source(classes, part_of(all_pictures, sorted(train)), part_of(all_pictures, sorted(test)))
 
 
-def part_of(pictures: Pictures, members: Sequence[int]) -> Pictures:
-    """Some of the pictures, as if there were no others."""
+def part_of(pictures: LazyImages, members: Sequence[int]) -> LazyImages:
+    """Return only the pictures with these indices."""
     chosen = np.asarray(members, dtype=np.int64)
-    return Pictures(pictures.labels[chosen], lambda indices: pictures.read(chosen[indices]))
+    return LazyImages(pictures.labels[chosen], lambda indices: pictures.read(chosen[indices]))
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, one a class, in natural order."""
+    """Return the subfolders, one per class, in natural order."""
     found = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     return sorted(found, key=lambda entry: natural(entry.name))
 
 
 def open_class_folders(
     folders: Sequence[Path], channels: int, *, crop: int | None = None, side: int | None = None
-) -> Pictures:
-    """All image files of the folders; the label is the folder's place."""
+) -> LazyImages:
+    """Return all image files of the folders; the label is the position of the folder."""
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
@@ -146,18 +146,18 @@ def open_class_folders(
 
 
 def open_parted_folders(root: Path, channels: int, *, side: int | None = None) -> Source:
-    """train/CLASS/… with test/CLASS/…, or CLASS/… alone with a share held out."""
+    """Open train/CLASS/… with test/CLASS/…, or CLASS/… alone with a share held out."""
     parted = (root / "train").is_dir()
     folder = root / "train" if parted else root
     folders = class_folders(folder)
     names = tuple(entry.name for entry in folders)
     if len(names) < 2:
-        found = f"one class folder, {names[0]}" if names else "no class folders"
+        found = f"only one class folder, {names[0]}" if names else "no class folders"
         raise DatasetBroken(f"{folder} has {found}.", next_step=_LAYOUT)
     train = open_class_folders(folders, channels, side=side)
     if not parted or not (root / "test").is_dir():
         return hold_out(names, train)
     unknown = sorted({folder.name for folder in class_folders(root / "test")} - set(names))
     if unknown:
-        raise DatasetBroken(f"{root / 'test'} has classes that {root / 'train'} has not: {', '.join(unknown[:5])}.")
+        raise DatasetBroken(f"{root / 'test'} has classes missing from {root / 'train'}: {', '.join(unknown[:5])}.")
     return Source(names, train, open_class_folders([root / "test" / name for name in names], channels, side=side))

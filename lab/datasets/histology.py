@@ -9,7 +9,7 @@ _PUBLISHED = "Kather_texture_2016_image_tiles_5000"
 
 
 def open_ch_mnist(root: Path) -> Source | None:
-    """01_TUMOR … 08_EMPTY with tiles of 150×150; some archives hold the published folder twice, one in the other."""
+    """Open 01_TUMOR … 08_EMPTY with tiles of 150×150; some archives nest the published folder in itself."""
     for folder in (root, root / _PUBLISHED, root / _PUBLISHED / _PUBLISHED):
         tissues = [entry for entry in class_folders(folder) if entry.name[:2].isdigit()] if folder.is_dir() else []
         if len(tissues) > 1 and image_files(tissues[0]):

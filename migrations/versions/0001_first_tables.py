@@ -1,4 +1,4 @@
-"""First tables."""
+"""Create the first tables."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     op.create_table(
         "audit",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -241,7 +241,7 @@ def _append_only_audit(dialect: str) -> list[str]:
 
 
 def downgrade() -> None:
-    """Take it back."""
+    """Undo it."""
     op.drop_table("updates")
     op.drop_table("transfers")
     op.drop_table("personals")

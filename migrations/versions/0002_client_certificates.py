@@ -1,4 +1,4 @@
-"""The certificate that a client is bound to."""
+"""Bind clients to certificates."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     op.add_column("clients", sa.Column("certificate", sa.String(length=64), nullable=True))
 
 
 def downgrade() -> None:
-    """Take it back; refused while clients are bound to certificates, because their tokens alone would then do."""
+    """Undo it; refused while clients are bound to certificates, because then their tokens alone would suffice."""
     if count := op.get_bind().execute(sa.text("SELECT count(certificate) FROM clients")).scalar():
         raise CommandError(
             f"The downgrade would release {count} clients from their certificates. "

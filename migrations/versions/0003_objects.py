@@ -1,4 +1,4 @@
-"""Chunks whose bytes are kept in an object store."""
+"""Allow chunk bytes in an object store."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     op.add_column("blob_chunks", sa.Column("object_key", sa.String(length=80), nullable=True))
 
 
 def downgrade() -> None:
-    """Take it back; refused while tensors are in an object store, because nothing would refer to them any more."""
+    """Undo it; refused while tensors are in an object store, because nothing would refer to them anymore."""
     chunks = "SELECT count(*) FROM blob_chunks WHERE object_key IS NOT NULL"
     if count := op.get_bind().execute(sa.text(chunks)).scalar():
         raise CommandError(

@@ -1,4 +1,4 @@
-"""Names of sites stand apart from reasons, which clients read; the audit log cannot be written over on SQLite."""
+"""Keep site names apart from reasons, which clients can read; prevent overwriting audit entries on SQLite."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ down_revision: str | Sequence[str] | None = "0003"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-_NAMES = "; missing: "  # what reasons ended with until now
+_NAMES = "; missing: "  # reasons ended with this until now
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     for name in ("federations", "rounds"):
         op.add_column(name, sa.Column("reason_detail", sa.Text(), nullable=False, server_default=""))
         table = sa.table(name, sa.column("id"), sa.column("reason"), sa.column("reason_detail"))
@@ -25,7 +25,7 @@ def upgrade() -> None:
             values = {"reason": reason, "reason_detail": _NAMES.removeprefix("; ") + names}
             connection.execute(sa.update(table).where(table.c.id == row.id).values(values))
     if op.get_bind().dialect.name == "sqlite":
-        # INSERT OR REPLACE deletes the old row without a word to the trigger against deletions.
+        # INSERT OR REPLACE deletes the old row without firing the delete trigger.
         op.execute(
             "CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit "
             "WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id) "
@@ -34,7 +34,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; refused while there are details that only this revision can hold."""
+    """Undo it; refused while there are details that only this revision can store."""
     for name in ("federations", "rounds"):
         detail = sa.table(name, sa.column("reason_detail")).c.reason_detail
         if count := op.get_bind().execute(sa.select(sa.func.count(detail)).where(detail != "")).scalar():

@@ -1,4 +1,4 @@
-"""Deadlines by the coordinator's uptime, rounds that wait for their clients, models that can be rolled back to."""
+"""Measure deadlines in uptime, let rounds wait for their clients, and support rollbacks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision; a round that is open gets its whole time once its clients are back."""
+    """Upgrade to this revision; an open round gets its full time once its clients are back."""
     op.create_table(
         "clock",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -22,7 +22,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clock")),
     )
     op.execute("INSERT INTO clock (id, uptime, counted_at) VALUES (1, 0, 0)")
-    # Columns are added and dropped in place: to copy `rounds` on SQLite would cascade to all participants and updates.
+    # Columns are added and dropped in place: copying `rounds` on SQLite would cascade to participants and updates.
     op.add_column("federations", sa.Column("due_uptime", sa.Float(), nullable=True))
     op.create_index(op.f("ix_federations_due_uptime"), "federations", ["due_uptime"])
     op.add_column("federations", sa.Column("held_s", sa.Float(), nullable=True))
@@ -44,7 +44,7 @@ def _flag(name: str) -> sa.Column[bool]:
 
 
 def _describe_models() -> None:
-    """Until now every model after the first was one more round done, and only the newest kept its private state."""
+    """Fill in the new columns: so far, each model meant one more round, and only the newest kept its state."""
     models = sa.table(
         "models",
         *map(sa.column, ("federation_id", "number", "private_blob_id", "private_dropped", "rounds_done")),
@@ -63,7 +63,7 @@ def _describe_models() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; refused while a round is under way. Agents will register their held-out images again."""
+    """Undo it; refused while a round is under way. Agents will register their held-out images again."""
     under_way = "SELECT count(*) FROM rounds WHERE state IN ('open', 'aggregating')"
     if count := op.get_bind().execute(sa.text(under_way)).scalar_one():
         raise CommandError(

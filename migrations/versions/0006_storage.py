@@ -1,4 +1,4 @@
-"""Indexes on the references to blobs, which need no date; the identity that marks a prefix in an object store."""
+"""Index blob references, drop the date of blobs, and add the identity that marks an object store prefix."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _REFERENCES = (
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     for table, column in _REFERENCES:
         op.create_index(f"ix_{table}_{column}", table, [column])
     op.drop_column("blobs", "created_at")
@@ -35,7 +35,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; refused once a prefix in an object store is marked with the identity."""
+    """Undo it; refused once an object store prefix is marked with the identity."""
     if op.get_bind().execute(sa.text("SELECT count(*) FROM coordinator")).scalar_one():
         raise CommandError(
             "The downgrade would forget the identity that marks the prefix in the object store, and the prefix would "

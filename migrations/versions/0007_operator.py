@@ -1,4 +1,4 @@
-"""Renewed tokens, repeated joins, revoked invites, deleted federations, and models whose bytes are gone."""
+"""Support renewed tokens, repeated joins, revoked invites, deleted federations, and models without bytes."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _LOSSES = {
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision."""
+    """Upgrade to this revision."""
     op.add_column("federations", sa.Column("deleted_at", sa.Float(), nullable=True))
     op.add_column("clients", sa.Column("next_token_hash", sa.String(length=64), nullable=True))
     op.add_column("clients", sa.Column("token_generation", sa.Integer(), nullable=False, server_default="0"))
@@ -31,7 +31,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; refused where the older release would treat something as if it had never happened."""
+    """Undo it; refused if the older release would undo a deletion or revocation, or miss the bytes of a model."""
     for rows, words in _LOSSES.items():
         if count := op.get_bind().execute(sa.text(f"SELECT count(*) FROM {rows}")).scalar_one():  # noqa: S608 - ours
             raise CommandError(f"The downgrade would {words.format(count)}. Remove them first, then downgrade again.")

@@ -1,4 +1,4 @@
-"""What agents report about themselves, who was missing in a round and why, and whose measurements are pooled."""
+"""Store agents' reports, why participants were missing, and whose measurements are pooled."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    """Bring the schema up to this revision; nobody counts as absent for time before the upgrade."""
+    """Upgrade to this revision; time before the upgrade does not count as absence."""
     op.add_column("federations", sa.Column("look_uptime", sa.Float(), nullable=True))
     op.create_index(op.f("ix_federations_look_uptime"), "federations", ["look_uptime"])
     op.add_column("clients", sa.Column("heard_uptime", sa.Float(), nullable=False, server_default="0"))
@@ -22,7 +22,7 @@ def upgrade() -> None:
     op.add_column("clients", sa.Column("troubles", sa.Text(), nullable=False, server_default="[]"))
     op.add_column("clients", sa.Column("status_at", sa.Float(), nullable=True))
     op.add_column("clients", sa.Column("counted", sa.Boolean(), nullable=False, server_default=sa.true()))
-    _count_those_who_stayed()
+    _set_counted()
     op.create_table(
         "absences",
         sa.Column("round_id", sa.Integer(), nullable=False),
@@ -34,8 +34,8 @@ def upgrade() -> None:
     )
 
 
-def _count_those_who_stayed() -> None:
-    """Whether a client left before or after its federation ended is not known: those of ended federations count."""
+def _set_counted() -> None:
+    """Set `counted`. Clients that left an ended federation count: whether they left before its end is unknown."""
     clients = sa.table("clients", *map(sa.column, ("federation_id", "state", "counted")))
     federations = sa.table("federations", *map(sa.column, ("id", "state")))
     ended = sa.select(federations.c.id).where(federations.c.state.in_(["finished", "cancelled"]))
@@ -44,7 +44,7 @@ def _count_those_who_stayed() -> None:
 
 
 def downgrade() -> None:
-    """Take it back; agents report anew after the next upgrade."""
+    """Undo it; agents will report again after the next upgrade."""
     op.drop_table("absences")
     for column in ("counted", "status_at", "troubles", "activity_detail", "activity", "heard_uptime"):
         op.drop_column("clients", column)

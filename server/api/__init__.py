@@ -1,1 +1,1 @@
-"""Thin routers: HTTP in, a use case, HTTP out."""
+"""Thin routers (HTTP in, a use case, HTTP out) and the dependencies they share."""

@@ -1,4 +1,4 @@
-"""Who is calling: the admin, a client, the holder of an invite, a scraper, or nobody we know."""
+"""Who is calling: the admin, a client, the holder of an invite, or a scraper."""
 
 import hmac
 from dataclasses import dataclass
@@ -9,21 +9,20 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 
 from server.core.errors import Conflict, InvalidInput, NotAllowed, NotAuthenticated, NotFound
-from server.service import enrolment
-from server.service.context import Actor, Context
-from server.service.enrolment import Identity
-from server.settings import Settings
-from shared import versions
+from server.service import client_tokens, invites
+from server.service.context import Actor, Context, Identity
+from server.service.settings import Settings
+from shared.contract import versions
 from shared.http.addresses import is_within
-from shared.http.protocol import CERTIFICATE
+from shared.http.server_protocol import CERTIFICATE
 
-# For the OpenAPI document alone; `token_of` reads the header.
-_bearer = HTTPBearer(auto_error=False, description="The admin's, a client's or an invite's token.")
+# Only documents the header; `bearer_token` reads it.
+_bearer = HTTPBearer(auto_error=False, description="An admin, client or invite token.")
 Documented = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 async def get_context(request: Request) -> Context:
-    """The process' context."""
+    """Return the context of this process."""
     return request.app.state.ctx  # type: ignore[no-any-return]
 
 
@@ -31,32 +30,32 @@ Ctx = Annotated[Context, Depends(get_context)]
 
 
 def address_of(request: Request) -> str:
-    """Where the request comes from; behind a proxy, what the proxy says."""
+    """Return the caller's address; behind a trusted proxy, the one it forwarded."""
     return request.client.host if request.client else ""
 
 
 def certificate_of(request: Request) -> str | None:
-    """The fingerprint of the certificate that the caller has shown, to us or to a trusted proxy."""
+    """Return the fingerprint of the certificate the caller presented to us or to a trusted proxy."""
     return request.scope.get(CERTIFICATE)
 
 
-def token_of(headers: Headers) -> str | None:
-    """The bearer token of a request, if it has one; the only place that reads the header."""
+def bearer_token(headers: Headers) -> str | None:
+    """Return the bearer token of a request, if it has one."""
     scheme, _, token = headers.get("authorization", "").strip().partition(" ")
     return (token.strip() or None) if scheme.lower() == "bearer" else None
 
 
-def protocol_of(request: Request) -> int:
-    """The version of the protocol that the caller speaks; raises Conflict for one that is not served here."""
+def require_protocol(request: Request) -> int:
+    """Return the caller's protocol version; raise Conflict if it is not supported."""
     text = request.headers.get(versions.HEADER)
     spoken = versions.read_version(text)
     if spoken is None:
-        raise InvalidInput("invalid-protocol", f"{versions.HEADER}: {text!r} is not a version.")
+        raise InvalidInput("invalid-protocol", f"{versions.HEADER}: {text!r} is not a protocol version.")
     if spoken > versions.PROTOCOL:
         raise Conflict(
             "protocol-mismatch",
             versions.who_upgrades(versions.PROTOCOL, spoken),
-            next_step="Ask the operator to upgrade the coordinator, or install an older agent until then.",
+            next_step="Ask the operator to upgrade the coordinator, or install an older agent for now.",
         )
     if spoken < versions.OLDEST_AGENT:
         raise Conflict(
@@ -68,37 +67,37 @@ def protocol_of(request: Request) -> int:
 
 
 class Authenticated(Protocol):
-    """Whoever has shown a good token."""
+    """A caller with a valid token."""
 
     @property
     def key(self) -> str:
-        """What limits count by."""
+        """The key under which limits count it."""
 
     @property
     def is_agent(self) -> bool:
-        """Whether it calls for a site, and so has to speak a version that is served."""
+        """Whether it is an agent, whose protocol version must be supported."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The admin, or a client."""
+    """The admin or a client."""
 
     actor: Actor
     identity: Identity | None = None  # None: the admin
 
     @property
     def key(self) -> str:
-        """What limits count by: the same for every token that the client ever has."""
+        """The key under which limits count it: the same for every token the client ever has."""
         return self.identity.client_id if self.identity else "admin"
 
     @property
     def is_agent(self) -> bool:
-        """All but the admin."""
+        """Whether it is a client, not the admin."""
         return self.identity is not None
 
     @property
     def only_client(self) -> str | None:
-        """The client whose rows alone may be shown; None for the admin, who sees all."""
+        """The only client whose rows the caller may see; None for the admin, who sees everything."""
         return self.identity.client_id if self.identity else None
 
 
@@ -111,48 +110,48 @@ class Invited:
 
     @property
     def key(self) -> str:
-        """What limits count by: the invite's id."""
+        """The key under which limits count it: the invite's id."""
         return self.token.rpartition("_")[0]
 
 
 @dataclass(frozen=True)
 class Scraper:
-    """A program that reads the figures."""
+    """A program that reads the metrics."""
 
     key: str = "scraper"
     is_agent: bool = False
 
 
 def is_admin_token(token: str, address: str, settings: Settings) -> bool:
-    """Whether it is; one that comes from outside the networks that it is taken from is refused."""
+    """Return whether this is the admin token; raise NotAllowed if it comes from outside the admin networks."""
     if not hmac.compare_digest(token.encode(), settings.admin_token.encode()):
         return False
     if settings.admin_networks and not is_within(address, settings.admin_networks):
         raise NotAllowed(
             "admin-network",
-            f"The admin token is not taken from {address or 'this address'}.",
-            next_step="Call from one of the operator's networks (DISTRANS_ADMIN_NETWORKS).",
+            f"The admin token is not accepted from {address or 'this address'}.",
+            next_step="Call from one of the networks in DISTRANS_ADMIN_NETWORKS.",
         )
     return True
 
 
 def authenticate_caller(request: Request, token: str) -> Caller:
-    """The admin or an active client."""
+    """Return the admin or the active client that holds the token."""
     address = address_of(request)
     if is_admin_token(token, address, request.app.state.settings):
         return Caller(Actor("admin", address))
-    identity = enrolment.authenticate(request.app.state.ctx, token, certificate_of(request))
+    identity = client_tokens.authenticate(request.app.state.ctx, token, certificate_of(request))
     return Caller(Actor(f"client:{identity.name}", address), identity)
 
 
 def authenticate_invited(request: Request, token: str) -> Invited:
-    """The holder of an invite that can be used now, or once more by the site that has used it."""
-    enrolment.check_holder(request.app.state.ctx, token)
+    """Return the holder of an invite that is still open, or whose join its site may repeat."""
+    invites.check_holder(request.app.state.ctx, token)
     return Invited(token)
 
 
 def authenticate_scraper(request: Request, token: str) -> Scraper:
-    """Whoever has the scrape token, or the admin's."""
+    """Return a scraper that holds the scrape token or the admin token."""
     settings: Settings = request.app.state.settings
     wanted = settings.scrape_token
     is_scraper = wanted is not None and hmac.compare_digest(token.encode(), wanted.encode())
@@ -162,7 +161,7 @@ def authenticate_scraper(request: Request, token: str) -> Scraper:
 
 
 async def any_caller(request: Request, _documented: Documented) -> Caller:
-    """The admin or an active client."""
+    """Return the authenticated caller: the admin or an active client."""
     return request.state.caller  # type: ignore[no-any-return]
 
 
@@ -170,16 +169,16 @@ AnyCaller = Annotated[Caller, Depends(any_caller)]
 
 
 async def admin_only(caller: AnyCaller) -> Caller:
-    """The admin."""
+    """Return the caller if it is the admin, else raise NotAllowed."""
     if caller.identity is not None:
         raise NotAllowed("admin-only", "Only the operator may do this.")
     return caller
 
 
 async def client_only(caller: AnyCaller) -> Identity:
-    """An active client."""
+    """Return the client's identity; raise NotAllowed for the admin."""
     if caller.identity is None:
-        raise NotAllowed("client-only", "This call is for clients; the admin token cannot stand in for one.")
+        raise NotAllowed("client-only", "This call requires a client token, not the admin token.")
     return caller.identity
 
 
@@ -188,7 +187,7 @@ ClientIdentity = Annotated[Identity, Depends(client_only)]
 
 
 async def may_see(name: str, caller: AnyCaller) -> Caller:
-    """The admin, or a client of the federation named in the path; to others it does not exist."""
+    """Return the admin or a client of the federation in the path; for others that federation does not exist."""
     if caller.identity is not None and caller.identity.federation != name:
         raise NotFound("no-such-federation", f"There is no federation {name!r}.")
     return caller
@@ -198,7 +197,7 @@ Member = Annotated[Caller, Depends(may_see)]
 
 
 async def invited(request: Request, _documented: Documented) -> Invited:
-    """The holder of an invite."""
+    """Return the authenticated holder of an invite."""
     return request.state.caller  # type: ignore[no-any-return]
 
 

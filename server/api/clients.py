@@ -1,4 +1,4 @@
-"""Joining, and what a client may do with its own record."""
+"""Joining with an invite, and a client's own record."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -14,13 +14,11 @@ from server.api.access import (
     authenticate_caller,
     authenticate_invited,
     certificate_of,
-    protocol_of,
+    require_protocol,
 )
 from server.api.guard import guarded
-from server.service import enrolment
-from shared.http.openapi import problem_responses
-from shared.plan import ROUNDS_SETTINGS_SINCE
-from shared.schemas import (
+from server.service import client_tokens, clients, enrollment
+from shared.contract.messages import (
     Attempt,
     ClassCountsPatch,
     ClientView,
@@ -30,9 +28,11 @@ from shared.schemas import (
     StatusReport,
     TokenAnswer,
 )
+from shared.contract.plan import ROUNDS_SETTINGS_SINCE
+from shared.http.openapi import problem_responses
 
 joining = APIRouter(tags=["clients"], route_class=guarded(authenticate_invited))
-_ATTEMPT = Query(description="Of a join with this invite that is about to be repeated.")
+_ATTEMPT = Query(description="The `attempt` of a join with this invite that is about to be repeated.")
 router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
 
 
@@ -40,8 +40,8 @@ router = APIRouter(tags=["clients"], route_class=guarded(authenticate_caller))
 def preview_join(
     request: Request, ctx: Ctx, invited: InviteHolder, attempt: Annotated[Attempt | None, _ATTEMPT] = None
 ) -> Response:
-    """The plan behind an invite, to check the data against before joining; the invite stays unused."""
-    return _readable(request, enrolment.preview(ctx, invited.token, attempt))
+    """Return the plan behind an invite, to check the site's data before joining. The invite stays unused."""
+    return _readable(request, enrollment.preview(ctx, invited.token, attempt))
 
 
 @joining.post(
@@ -51,51 +51,51 @@ def preview_join(
     responses=problem_responses(401, 403, 409, 413, 415, 422, 429),
 )
 def join_federation(request: Request, ctx: Ctx, invited: InviteHolder, body: JoinRequest) -> Response:
-    """Enrol with an invite token as the bearer; answers with the client's id and token, shown this once.
+    """Enroll with an invite as the bearer token. Returns the client's id and its token, which is not shown again.
 
-    The same `attempt` with the same invite may be sent again until the client's token is first used: the record is
-    updated, and the answer has the same id and a new token.
+    The same `attempt` can be repeated with the same invite until the client's token is first used: it updates the
+    record and returns the same id with a new token.
     """
-    answer = enrolment.join(ctx, invited.token, body, address_of(request), certificate_of(request))
+    answer = enrollment.join(ctx, invited.token, body, address_of(request), certificate_of(request))
     return _readable(request, answer, HTTPStatus.CREATED)
 
 
 def _readable(
     request: Request, answer: FederationPlanAnswer | JoinAnswer, status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
-    """The answer without settings that agents of the caller's protocol reject, none of which is about their work."""
-    later = {name for since, name in ROUNDS_SETTINGS_SINCE if since > protocol_of(request)}
+    """Leave out settings that agents of the caller's protocol version reject; agents do not need them."""
+    later = {name for since, name in ROUNDS_SETTINGS_SINCE if since > require_protocol(request)}
     body = answer.model_dump_json(exclude={"plan": {"rounds": later}})
     return Response(body, status, media_type="application/json")
 
 
 @router.get("/v1/me", responses=problem_responses(401, 403, 429))
 def get_me(ctx: Ctx, identity: ClientIdentity) -> ClientView:
-    """The client's own record."""
-    return enrolment.me(ctx, identity)
+    """Return the client's own record."""
+    return clients.own_record(ctx, identity)
 
 
 @router.patch("/v1/me", responses=problem_responses(401, 403, 413, 415, 422, 429))
 def update_me(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller, body: ClassCountsPatch) -> ClientView:
-    """New class counts, which take effect with the next round, and the number of held-out images."""
-    return enrolment.update_counts(ctx, identity, caller.actor, body.class_counts, body.held_out_images)
+    """Update the client's class counts, effective from the next round, and its number of held-out images."""
+    return clients.update_counts(ctx, identity, caller.actor, body.class_counts, body.held_out_images)
 
 
 @router.put(
     "/v1/me/status", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 413, 415, 422, 429)
 )
 async def put_status(request: Request, ctx: Ctx, identity: ClientIdentity, report: StatusReport) -> None:
-    """What this client's agent is doing and what troubles it; also its sign of life. Shown to the operator shortly."""
+    """Report what the client's agent is doing and any trouble, for the operator. Also counts as a heartbeat."""
     request.app.state.heartbeats.note_report(identity.client_id, ctx.clock(), report)
 
 
 @router.delete("/v1/me", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 403, 429))
 def leave_federation(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller) -> None:
-    """Leave; what was uploaded still counts."""
-    enrolment.leave(ctx, identity, caller.actor)
+    """Leave the federation. Updates already uploaded still count."""
+    clients.leave(ctx, identity, caller.actor)
 
 
 @router.post("/v1/me/token", responses=problem_responses(401, 403, 429))
 def renew_token(ctx: Ctx, identity: ClientIdentity, caller: AnyCaller) -> TokenAnswer:
-    """A new token; the present one stays valid until the new one is first used. Asking again replaces the new one."""
-    return enrolment.renew(ctx, identity, caller.actor)
+    """Create a new token. The current one stays valid until the new one is first used; another call replaces it."""
+    return client_tokens.renew(ctx, identity, caller.actor)

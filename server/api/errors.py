@@ -1,4 +1,4 @@
-"""The only place that names HTTP statuses of errors; everything leaves as problem+json."""
+"""Maps exceptions to HTTP statuses. Every error response is application/problem+json."""
 
 import logging
 from http import HTTPStatus
@@ -11,15 +11,15 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from server.core import errors
-from server.service.resumable_uploads import InconsistentLength, OffsetMismatch
-from server.service.transfers import UpdateTooLarge
+from server.service.uploads.resumable import InconsistentLength, OffsetMismatch
+from server.service.uploads.transfers import UpdateTooLarge
 from server.store.failures import StorageFull, is_busy
-from server.store.objects import ObjectStoreError, ObjectStoreFull
-from shared.fault_words import in_words
+from server.store.object_store import ObjectStoreError, ObjectStoreFull
+from shared.contract.error_collection import list_errors
+from shared.contract.error_messages import describe_error
+from shared.contract.errors import DistransError
 from shared.http.problems import problem
 from shared.http.unmatched import http_problem
-from shared.plan_faults import list_faults
-from shared.problems import DistransError
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
 }
 
-# The problem types of the IETF's draft on resumable uploads, by our codes.
+# Our codes and the problem types in the IETF draft on resumable uploads.
 UPLOAD_PROBLEMS = {
     code: f"https://iana.org/assignments/http-problem-types#{name}"
     for code, name in {
@@ -45,7 +45,7 @@ UPLOAD_PROBLEMS = {
     }.items()
 }
 
-# What to do about errors whose use cases are called from elsewhere too; the command line has its own words.
+# Next steps for errors that the command line can cause, too; it has its own (see server.__main__).
 NEXT_STEPS = {
     "no-such-federation": "GET /v1/federations lists them.",
     "no-such-invite": "GET /v1/federations/{name}/invites lists them.",
@@ -54,7 +54,7 @@ NEXT_STEPS = {
 
 
 def install(app: FastAPI) -> None:
-    """Translate every exception that can reach the edge."""
+    """Register a handler for every exception a request can raise."""
 
     @app.exception_handler(DistransError)
     def distrans_error(_request: Request, error: DistransError) -> JSONResponse:
@@ -62,12 +62,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
-        faults = list_faults(error.errors(), _fault)
+        faults = list_errors(error.errors(), _fault)
         return problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "invalid-request",
-            "The request has faults: " + "; ".join(faults[:20]),
-            next_step="See /docs for what this call takes.",
+            "The request is invalid: " + "; ".join(faults[:20]),
+            next_step="See /docs for the parameters of this call.",
             faults=faults,
         )
 
@@ -77,32 +77,34 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DataError)
     def unusable_value(_request: Request, _error: DataError) -> JSONResponse:
-        # For example a NUL character, which PostgreSQL's texts cannot hold.
+        # For example a NUL character, which PostgreSQL cannot store in text.
         return problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, "unusable-value", "The request holds a value that the database cannot."
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "unusable-value",
+            "The request contains a value that the database cannot store.",
         )
 
     @app.exception_handler(ObjectStoreError)
-    def objects_away(_request: Request, error: ObjectStoreError) -> JSONResponse:
-        logger.error("%s", error)  # it may name the bucket, which is nobody else's business
+    def object_store_failed(_request: Request, error: ObjectStoreError) -> JSONResponse:
+        logger.error("%s", error)  # not in the response: it may name the bucket
         if isinstance(error, ObjectStoreFull):
-            return _storage_full()
-        return _away("object-store-unavailable", "The coordinator cannot reach its object store.")
+            return storage_full()
+        return _unavailable("object-store-unavailable", "The coordinator cannot reach its object store.")
 
     @app.exception_handler(StorageFull)
     def no_room(request: Request, error: StorageFull) -> JSONResponse:
         request.app.state.ctx.db.note_full(error)
-        return _storage_full()
+        return storage_full()
 
     @app.exception_handler(SQLAlchemyError)
     def database_failed(request: Request, error: SQLAlchemyError) -> JSONResponse:
         if request.app.state.ctx.db.is_out_of_room(error):
-            return _storage_full()  # the database has logged it
+            return storage_full()  # the database has logged it
         if is_busy(error):
             logger.warning("the database was busy: %s", getattr(error, "orig", error))
-            return _away("database-busy", "Others are using what this request needs.")
-        logger.error("the database failed", exc_info=error)  # handlers run where no exception is being handled
-        return _away("database-unavailable", "The coordinator cannot reach its database.")
+            return _unavailable("database-busy", "Other requests are using the rows this request needs.")
+        logger.error("the database failed", exc_info=error)  # not logger.exception: no exception is being handled here
+        return _unavailable("database-unavailable", "The coordinator cannot reach its database.")
 
 
 def problem_of(error: DistransError) -> JSONResponse:
@@ -131,26 +133,27 @@ def problem_of(error: DistransError) -> JSONResponse:
     )
 
 
-def _away(code: str, detail: str) -> JSONResponse:
+def _unavailable(code: str, detail: str) -> JSONResponse:
     return problem(
-        HTTPStatus.SERVICE_UNAVAILABLE, code, detail, next_step="Try again soon.", headers={"Retry-After": "5"}
+        HTTPStatus.SERVICE_UNAVAILABLE, code, detail, next_step="Try again in 5 s.", headers={"Retry-After": "5"}
     )
 
 
-def _storage_full() -> JSONResponse:
+def storage_full(status: HTTPStatus = HTTPStatus.INSUFFICIENT_STORAGE) -> JSONResponse:
+    """Return the problem for a coordinator that has no space left."""
     return problem(
-        HTTPStatus.INSUFFICIENT_STORAGE,
+        status,
         StorageFull.code,
-        "The coordinator has no room to store this.",
-        next_step="Tell its operator. Agents try again by themselves.",
+        "The coordinator has no space left to store uploads.",
+        next_step="The operator has to free space; the coordinator's log says where. Agents retry on their own.",
         headers={"Retry-After": "60"},
     )
 
 
 def _fault(fault: dict[str, Any]) -> str:
-    if fault["type"] == "json_invalid":  # its place is a position in the text, not a field
+    if fault["type"] == "json_invalid":  # its location is a position in the text, not a field
         return f"body: not JSON at character {fault['loc'][-1]}: {fault['ctx']['error']}"
     path = [str(part) for part in fault["loc"] if part != "body"]
     if path[:1] == ["method"] and len(path) > 2:
-        path.pop(1)  # the tag of the union of methods is no key
-    return f"{'.'.join(path) or 'body'}: {in_words(fault)}"
+        path.pop(1)  # pydantic inserts the union's tag, which is not a key
+    return f"{'.'.join(path) or 'body'}: {describe_error(fault)}"

@@ -1,4 +1,4 @@
-"""What operators call, and the history that clients may read of their own federation."""
+"""Federations: what operators control and read, and what clients may read of their own."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -12,12 +12,13 @@ from pydantic_core import to_json
 from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member, authenticate_caller
 from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
-from server.api.streaming import downloads, send_blob
+from server.api.streaming import download_options, send_blob
 from server.core.errors import NotFound
-from server.service import audit, deletion, enrolment, federations, invites, models, reports, tasks
-from shared.http.openapi import problem_responses
-from shared.plan import FederationPlan
-from shared.schemas import (
+from server.service import audit, client_tokens, clients, deletion, federations, invites, rollback
+from server.service.downloads import federation_model, serving_personal
+from server.service.measurements import reports
+from server.service.measurements.metrics_csv import metrics_csv
+from shared.contract.messages import (
     AuditView,
     ClientView,
     FederationView,
@@ -30,6 +31,8 @@ from shared.schemas import (
     StateRequest,
     TokenAnswer,
 )
+from shared.contract.plan import FederationPlan
+from shared.http.openapi import problem_responses
 
 router = APIRouter(tags=["federations"], route_class=guarded(authenticate_caller))
 _EXAMPLE = {
@@ -43,36 +46,36 @@ _EXAMPLE = {
 _READ = problem_responses(401, 403, 404, 422, 429)
 _CHANGE = problem_responses(401, 403, 404, 409, 413, 415, 422, 429)
 Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
-Confirm = Annotated[str, Query(max_length=64, description="The federation's name once more.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
+Confirm = Annotated[str, Query(max_length=64, description="The federation's name again, as confirmation.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries to return.")]
 
 
 @router.post("/v1/federations", status_code=HTTPStatus.CREATED, responses=_CHANGE)
 def create_federation(ctx: Ctx, caller: Admin, plan: Plan) -> FederationView:
-    """Create a federation from its plan; every fault of a wrong plan is named at once."""
+    """Create a federation from a plan. An invalid plan is rejected with all of its errors."""
     federations.create(ctx, caller.actor, plan)
     return federations.show(ctx, plan.name)
 
 
 @router.get("/v1/federations", dependencies=[HISTORY], responses=_READ, response_model=list[FederationView])
 async def list_federations(ctx: Ctx, caller: AnyCaller, limits: LimitsOf) -> Response:
-    """All federations; a client sees its own."""
+    """List all federations; a client sees only its own."""
     only = caller.identity.federation_id if caller.identity else None
     return await limits.in_history_thread(lambda: _json(federations.list_all(ctx, only)))
 
 
 @router.get("/v1/federations/{name}", dependencies=[HISTORY], responses=_READ, response_model=FederationView)
 async def get_federation(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
-    """A federation: its state, what it waits for, its plan; a client is told how many others there are, not who."""
+    """Return a federation's state, plan, and what it is waiting for. Clients do not see the names of other clients."""
     operator = caller.identity is None
     return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, for_operator=operator)))
 
 
 @router.delete("/v1/federations/{name}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
 def delete_federation(ctx: Ctx, caller: Admin, name: str, confirm: Confirm) -> None:
-    """Delete a federation that is not running or paused, with its models, history and clients. There is no way back.
+    """Delete a federation with its models, history and clients. This cannot be undone.
 
-    It is gone at once; its storage is freed in the background.
+    The federation must not be running or paused. It disappears at once; its storage is freed in the background.
     """
     deletion.delete_federation(ctx, caller.actor, name, confirm)
 
@@ -101,53 +104,53 @@ def resume_federation(ctx: Ctx, caller: Admin, name: str) -> FederationView:
 
 @router.post("/v1/federations/{name}/cancel", responses=_CHANGE)
 def cancel_federation(ctx: Ctx, caller: Admin, name: str) -> FederationView:
-    """Cancel the federation for good. Idempotent."""
+    """Cancel the federation permanently. Idempotent."""
     federations.cancel(ctx, caller.actor, name)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/rollback", responses=_CHANGE | problem_responses(410))
 def roll_back_federation(ctx: Ctx, caller: Admin, name: str, request: RollbackRequest) -> FederationView:
-    """Publish an older model again under the next number, and pause; nothing is removed from the history."""
-    models.roll_back(ctx, caller.actor, name, request.to)
+    """Publish an older model again as the next one, and pause the federation. The history is kept."""
+    rollback.roll_back(ctx, caller.actor, name, request.to)
     return federations.show(ctx, name)
 
 
 @router.post("/v1/federations/{name}/invites", status_code=HTTPStatus.CREATED, responses=_CHANGE)
 def create_invite(ctx: Ctx, caller: Admin, name: str, request: InviteRequest | None = None) -> InviteAnswer:
-    """A one-use, expiring invite; its token is shown this once."""
+    """Create an invite, which expires and can be used once. Its token is not shown again."""
     wanted = request or InviteRequest()
-    return enrolment.invite(ctx, caller.actor, name, wanted.expires_in_s, wanted.note)
+    return invites.create(ctx, caller.actor, name, wanted.expires_in_s, wanted.note)
 
 
 @router.get("/v1/federations/{name}/invites", responses=_READ)
-def list_invites(ctx: Ctx, caller: Admin, name: str) -> list[InviteView]:  # noqa: ARG001 - checked
-    """The invites, oldest first, without their tokens: which are open, and who has used the others."""
+def list_invites(ctx: Ctx, caller: Admin, name: str) -> list[InviteView]:  # noqa: ARG001 - authorizes the call
+    """List the federation's invites, oldest first, without their tokens: which are open, and who used the others."""
     return invites.invites_of(ctx, name)
 
 
 @router.delete("/v1/federations/{name}/invites/{invite}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
 def revoke_invite(ctx: Ctx, caller: Admin, name: str, invite: str) -> None:
-    """Revoke an invite that was not used. Idempotent."""
+    """Revoke an unused invite. Idempotent."""
     invites.revoke(ctx, caller.actor, name, invite)
 
 
 @router.get("/v1/federations/{name}/clients", dependencies=[HISTORY], responses=_READ, response_model=list[ClientView])
 async def list_clients(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
-    """The clients; a client sees itself."""
-    return await limits.in_history_thread(lambda: _json(enrolment.clients_of(ctx, name, caller.only_client)))
+    """List the federation's clients; a client sees only itself."""
+    return await limits.in_history_thread(lambda: _json(clients.clients_of(ctx, name, caller.only_client)))
 
 
 @router.post("/v1/federations/{name}/clients/{client}/revoke", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)
 def revoke_client(ctx: Ctx, caller: Admin, name: str, client: str) -> None:
-    """End a client's access, by its name or id; rounds no longer wait for it."""
-    enrolment.revoke(ctx, caller.actor, name, client)
+    """Revoke a client's access, by name or id. Rounds no longer wait for it."""
+    clients.revoke(ctx, caller.actor, name, client)
 
 
 @router.post("/v1/federations/{name}/clients/{client}/rotate", responses=_CHANGE)
 def rotate_client_token(ctx: Ctx, caller: Admin, name: str, client: str) -> TokenAnswer:
-    """A new token for a client; the old one ends at once."""
-    return enrolment.rotate(ctx, caller.actor, name, client)
+    """Create a new token for a client. The old one stops working at once."""
+    return client_tokens.rotate(ctx, caller.actor, name, client)
 
 
 @router.get("/v1/federations/{name}/rounds", dependencies=[HISTORY], responses=_READ, response_model=list[RoundView])
@@ -156,10 +159,10 @@ async def list_rounds(
     caller: Member,
     limits: LimitsOf,
     name: str,
-    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**31, description="Return rounds with a higher number.")] = 0,
     limit: Limit = 100,
 ) -> Response:
-    """The rounds after a number, oldest first; a client sees its own updates and measurements in them."""
+    """List rounds, oldest first, with their updates and measurements; a client sees only its own."""
     pages = reports.round_pages(ctx, name, caller.only_client, after, limit)
     return await limits.stream(_json_array(pages), "application/json")
 
@@ -168,8 +171,8 @@ async def list_rounds(
     "/v1/federations/{name}/metrics.csv", dependencies=[HISTORY], responses=_READ, response_class=PlainTextResponse
 )
 async def get_metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
-    """One row per round and client, as CSV; a client sees its own rows."""
-    pages = reports.metrics_csv(ctx, name, caller.only_client)
+    """Return measurements as CSV, one row per round and client; a client sees only its own rows."""
+    pages = metrics_csv(ctx, name, caller.only_client)
     return await limits.stream((page.encode() for page in pages), "text/csv")
 
 
@@ -177,7 +180,7 @@ async def get_metrics_csv(ctx: Ctx, caller: Member, limits: LimitsOf, name: str)
     "/v1/federations/{name}/heterogeneity", dependencies=[HISTORY], responses=_READ, response_model=HeterogeneityView
 )
 async def get_heterogeneity(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
-    """DH, and how the classes lie over the clients; a client sees its own row."""
+    """Return the degree of heterogeneity (DH) and each client's class distribution; a client sees only its own."""
     return await limits.in_history_thread(lambda: _json(reports.heterogeneity(ctx, name, caller.only_client)))
 
 
@@ -186,12 +189,12 @@ def _dump(value: object) -> bytes:
 
 
 def _json(value: object) -> Response:
-    """Serialised where it was read, in a history thread, not in the event loop."""
+    """Serialize in the history thread that read the data, not in the event loop."""
     return Response(_dump(value), media_type="application/json")
 
 
 def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
-    """One array of all elements, a page at a time."""
+    """Yield one JSON array of all elements, page by page."""
     before = b"["
     for page in pages:
         yield before + _dump(page)[1:-1]
@@ -199,43 +202,46 @@ def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
     yield b"[]" if before == b"[" else b"]"
 
 
-@router.head("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **downloads(410))
-@router.get("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **downloads(410))
+@router.head("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **download_options(410))
+@router.get("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **download_options(410))
 def get_model(
     request: Request,
     ctx: Ctx,
-    caller: Member,  # noqa: ARG001 - checked
+    caller: Member,  # noqa: ARG001 - authorizes the call
     name: str,
-    number: Annotated[int | None, Query(alias="round", ge=0, lt=2**31, description="0 is the start.")] = None,
+    number: Annotated[
+        int | None,
+        Query(alias="round", ge=0, lt=2**31, description="The model's number (0 = initial). Default: the newest."),
+    ] = None,
 ) -> Response:
-    """A global model as safetensors, with its plan in the metadata; the newest without `round`."""
-    return send_blob(request, ctx, tasks.federation_model(ctx, name, number))
+    """Download a global model: one safetensors file with plain tensor names and the plan in its metadata."""
+    return send_blob(request, ctx, federation_model(ctx, name, number))
 
 
-@router.head("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **downloads(410))
-@router.get("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **downloads(410))
+@router.head("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **download_options(410))
+@router.get("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **download_options(410))
 async def get_personal(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
     limits: LimitsOf,
     name: str,
-    number: Annotated[int, Query(alias="model", ge=0, lt=2**31)],
+    number: Annotated[int, Query(alias="model", ge=0, lt=2**31, description="The number of the newest model.")],
 ) -> Response:
-    """This client's own tensors to serve the newest model with."""
+    """Download this client's personal tensors for serving the newest model."""
     if identity.federation != name:
         raise NotFound("no-such-federation", f"There is no federation {name!r}.")
-    blob = await limits.in_personal_thread(tasks.serving_personal, ctx, identity, name, number)
+    blob = await limits.in_personal_thread(serving_personal, ctx, identity, name, number)
     return await run_in_threadpool(send_blob, request, ctx, blob)
 
 
 @router.get("/v1/audit", responses=_READ, tags=["operations"])
 def list_audit(
     ctx: Ctx,
-    caller: Admin,  # noqa: ARG001 - checked
-    federation: str | None = None,
-    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    caller: Admin,  # noqa: ARG001 - authorizes the call
+    federation: Annotated[str | None, Query(description="Return this federation's entries only.")] = None,
+    after: Annotated[int, Query(ge=0, lt=2**31, description="Return entries with a higher id.")] = 0,
     limit: Limit = 100,
 ) -> list[AuditView]:
-    """The audit log after an entry, oldest first."""
+    """List audit log entries, oldest first."""
     return audit.entries(ctx, federation=federation, after_id=after, limit=limit)

@@ -1,7 +1,7 @@
-"""What comes before the body of a request is read: who calls, how often, and how large the body may be.
+"""Checks before a request body is read: who is calling, how often, and how large the body is.
 
-FastAPI reads and parses a body before it runs any dependency. Routes of the class that `guarded` makes first
-authenticate their caller, so that nobody without a token has a body parsed.
+FastAPI reads and parses a body before it runs any dependency. Routes of the class returned by `guarded` authenticate
+the caller first, so that nobody without a token gets a body parsed.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 from typing_extensions import override
 
-from server.api.access import Authenticated, address_of, protocol_of, token_of
+from server.api.access import Authenticated, address_of, bearer_token, require_protocol
 from server.core.errors import NotAuthenticated, TooLarge, TooMany
-from server.settings import Settings
+from server.service.settings import Settings
 from shared.http.problems import problem
 
 Authenticator = Callable[[Request, str], Authenticated]
 
 
 def guarded(authenticate: Authenticator) -> type[APIRoute]:
-    """Return a class of routes for callers whom `authenticate` knows; dependencies find them in `request.state`."""
+    """Return a route class for callers `authenticate` accepts; dependencies find them in `request.state.caller`."""
 
     class Guarded(APIRoute):
         @override
@@ -44,7 +44,7 @@ def guarded(authenticate: Authenticator) -> type[APIRoute]:
                         body = await _read(request, _settings(request).max_json_bytes)
                 except TimeoutError:
                     return _too_slow(_settings(request).json_body_s)
-                except ClientDisconnect:  # nobody is there to be answered
+                except ClientDisconnect:  # nobody is left to read a response
                     return Response(status_code=HTTPStatus.BAD_REQUEST)
                 return await handle(_with_body(request, body))
 
@@ -54,11 +54,11 @@ def guarded(authenticate: Authenticator) -> type[APIRoute]:
 
 
 async def admit(request: Request, authenticate: Authenticator) -> None:
-    """Put the caller into `request.state.caller`, or raise why there is none."""
-    token, state = token_of(request.headers), request.app.state
+    """Authenticate the caller and store it in `request.state.caller`."""
+    token, state = bearer_token(request.headers), request.app.state
     if token is None:
         raise NotAuthenticated(
-            "no-token", "This call needs a token.", next_step="Send it as Authorization: Bearer TOKEN."
+            "no-token", "This call requires a token.", next_step="Send it as Authorization: Bearer TOKEN."
         )
     async with state.throttle.attempt(address_of(request), token):
         caller = await run_in_threadpool(authenticate, request, token)
@@ -66,7 +66,7 @@ async def admit(request: Request, authenticate: Authenticator) -> None:
         message = f"One caller may make {state.requests.per_s:g} requests per second."
         raise TooMany("too-many-requests", message, retry_after_s=wait_s)
     if caller.is_agent:
-        protocol_of(request)
+        require_protocol(request)
     request.state.caller = caller
 
 
@@ -75,8 +75,8 @@ def _settings(request: Request) -> Settings:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    """Return the body; raises TooLarge by its Content-Length or as it arrives, and TimeoutError if it is slow."""
-    error = TooLarge("too-large", f"The body may have at most {max_bytes} bytes.")
+    """Return the body. Raise TooLarge for its Content-Length or as it arrives, and TimeoutError if it is too slow."""
+    error = TooLarge("too-large", f"The body exceeds {max_bytes} bytes.")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > max_bytes:
         raise error
@@ -103,12 +103,12 @@ def _with_body(request: Request, body: bytes) -> Request:
 
 
 def _encoded() -> Response:
-    """A compressed body could unpack to far more than any limit allows."""
+    """Reject an encoded body: a compressed one could unpack to far more than any limit allows."""
     return problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         "encoded-body",
         "Bodies must not be compressed or otherwise encoded.",
-        next_step="Send the body as it is, without Content-Encoding.",
+        next_step="Send the body uncompressed, without Content-Encoding.",
         headers={"Accept-Encoding": "identity"},
     )
 
@@ -117,6 +117,6 @@ def _too_slow(limit_s: float) -> Response:
     return problem(
         HTTPStatus.REQUEST_TIMEOUT,
         "body-too-slow",
-        f"The body did not come within {limit_s:g} s.",
+        f"The body did not arrive within {limit_s:g} s.",
         next_step="Send it again.",
     )

@@ -1,4 +1,4 @@
-"""Bodies that are too large to hold: downloads with ETag and Range, uploads in pieces."""
+"""Bodies too large for memory: downloads with ETag and Range, uploads in pieces."""
 
 import asyncio
 import base64
@@ -18,38 +18,41 @@ from server.store import blobs
 from server.store.tables import Blob
 from shared.http.openapi import Responses, headers, problem_responses, request_headers
 from shared.http.problems import problem
-from shared.wire import digest_header
+from shared.tensors.wire import digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
-ANY_BYTES = "application/octet-stream"  # the only binary type that some client generators know
+ANY_BYTES = "application/octet-stream"  # the only binary type some client generators know
 _PIECE_BYTES = 256 * 1024
 _RANGE = re.compile(r"^bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))$")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
-# For the OpenAPI document
+# For the OpenAPI document:
 BINARY = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (MEDIA_TYPE, ANY_BYTES)}
 _BLOB = headers("ETag", "Accept-Ranges", "Repr-Digest")
 _PART = headers("ETag", "Accept-Ranges", "Repr-Digest", "Content-Range")
 _TENSORS: Responses = {
     200: {"content": BINARY, "description": "A safetensors file."} | _BLOB,
-    206: {"content": BINARY, "description": "The bytes that Range asked for."} | _PART,
-    304: {"description": "The body is still the one that If-None-Match names."} | _BLOB,
+    206: {"content": BINARY, "description": "The requested range."} | _PART,
+    304: {"description": "The body still matches If-None-Match."} | _BLOB,
 }
 _CONDITIONS = request_headers(
-    Range="One range, as `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`. GET only.",
-    If_Range="An ETag: the whole body is sent instead of the range if it is another one.",
-    If_None_Match="ETags: 304 without a body if it is one of them.",
+    Range="One range: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`. GET only.",
+    If_Range="An ETag. If it no longer matches, the whole body is sent instead of the range.",
+    If_None_Match="ETags. If one of them matches, the response is 304 without a body.",
 )
 
 
-def downloads(*statuses: int) -> dict[str, Any]:
-    """Return the options of a route that answers with `send_blob`, and with these further problems."""
+def download_options(*statuses: int) -> dict[str, Any]:
+    """Return the options of a route that responds with `send_blob`, or with a problem of these further statuses."""
     refused = problem_responses(401, 403, 404, 416, 422, 429, *statuses) | {416: _PART}
     return {"response_class": Response, "responses": _TENSORS | refused, "openapi_extra": _CONDITIONS}
 
 
 def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
-    """A blob with its digest as ETag; answers If-None-Match, Range, If-Range, and Accept with either media type."""
+    """Return a response with the blob and its digest as ETag.
+
+    Supports If-None-Match, Range, If-Range, and either media type in Accept.
+    """
     accepted = request.headers.get("accept", "")
     media_type = ANY_BYTES if ANY_BYTES in accepted and MEDIA_TYPE not in accepted else MEDIA_TYPE
     etag = f'"{blob.digest}"'
@@ -64,7 +67,7 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     begin, end, status = 0, blob.size_bytes, HTTPStatus.OK
     wanted = request.headers.get("range", "") if request.headers.get("if-range", etag) == etag else ""
-    if request.method == "GET" and (span := _span(wanted.strip(), blob.size_bytes)):  # RFC 9110 knows no other method
+    if request.method == "GET" and (span := _span(wanted.strip(), blob.size_bytes)):  # RFC 9110: GET only
         begin, end = span
         if begin >= end:
             headers["Content-Range"] = f"bytes */{blob.size_bytes}"
@@ -84,7 +87,7 @@ def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
 
 
 async def _in_small_pieces(chunks: Iterator[bytes]) -> AsyncIterator[memoryview]:
-    """The same bytes; the connection copies a piece that it cannot send at once, and the next chunk is not yet read."""
+    """Yield the same bytes in small pieces: the connection copies a piece it cannot send at once."""
     async for chunk in iterate_in_threadpool(chunks):
         view = memoryview(chunk)
         for begin in range(0, len(view), _PIECE_BYTES):
@@ -92,7 +95,7 @@ async def _in_small_pieces(chunks: Iterator[bytes]) -> AsyncIterator[memoryview]
 
 
 def _span(wanted: str, size: int) -> tuple[int, int] | None:
-    """[begin, end) of a byte range, empty when it lies outside; None for what is no range, which is ignored."""
+    """Return [begin, end) of a byte range, empty if it lies outside; None if it is not a valid range, to be ignored."""
     match = _RANGE.match(wanted)
     if match is None:
         return None
@@ -105,25 +108,27 @@ def _span(wanted: str, size: int) -> tuple[int, int] | None:
 
 
 def parse_digest(header: str | None, name: str) -> str | None:
-    """The hexadecimal SHA-256 in an RFC 9530 header; None without one."""
+    """Return the hexadecimal SHA-256 in an RFC 9530 header; None if there is no header."""
     if header is None:
         return None
     match = _DIGEST.search(header)
     if match is None:
         raise InvalidInput(
-            "unusable-digest", f"{name} has no SHA-256.", next_step=f"Send {name}: sha-256=:BASE64: or leave it out."
+            "unusable-digest",
+            f"{name} does not contain a SHA-256.",
+            next_step=f"Send {name}: sha-256=:BASE64: or leave it out.",
         )
     return base64.b64decode(match[1]).hex()
 
 
-class Stalled(Exception):
-    """No byte came for too long."""
+class UploadStalled(Exception):
+    """The connection broke, or no byte arrived for too long."""
 
 
-async def pieces(request: Request, size: int, idle_s: float, flush_s: float) -> AsyncIterator[bytes]:
-    """The body in pieces of about `size` bytes, or of what came in `flush_s` seconds when that is less.
+async def read_pieces(request: Request, size: int, idle_s: float, flush_s: float) -> AsyncIterator[bytes]:
+    """Yield the body in pieces of about `size` bytes, or whatever arrived in `flush_s` seconds.
 
-    What had come when it was torn is still yielded, then it raises.
+    If the body stops early, yield what has arrived, then raise UploadStalled.
     """
     buffer, clock = bytearray(), asyncio.get_running_loop().time
     flush_at = clock() + flush_s
@@ -136,7 +141,7 @@ async def pieces(request: Request, size: int, idle_s: float, flush_s: float) -> 
         except (ClientDisconnect, TimeoutError) as error:
             if buffer:
                 yield bytes(buffer)
-            raise Stalled from error
+            raise UploadStalled from error
         buffer += chunk
         if len(buffer) >= size or (buffer and clock() >= flush_at):
             yield bytes(buffer)

@@ -1,1 +1,1 @@
-"""The commands of `distrans-server`, by noun. Heavy imports stand inside them, so that `--help` answers at once."""
+"""The commands of `distrans-server`, one module per noun. Slow imports go inside functions, to keep `--help` fast."""

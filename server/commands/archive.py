@@ -5,32 +5,38 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db, Federation, NoServer
+from server.commands.options import DATA, DataDir, Db, Federation, without_server
 from server.commands.output import out, print_federation
-from server.commands.place import open_context, operator
+from server.commands.target import open_context, operator
 
 
+@without_server
 def export(
     name: Federation,
-    target: Annotated[Path, typer.Argument(help="A new folder, or a file ending in .zip.")],
+    target: Annotated[Path, typer.Argument(metavar="PATH", help="New folder, or new file that ends in .zip.")],
     data_dir: DataDir = DATA,
     db: Db = None,
-    _server: NoServer = None,
 ) -> None:
-    """Write model, plan, history and offsets into a folder or a zip."""
+    """Export a federation to a folder or zip file.
+
+    The export holds its plan, model, history and offsets.
+    """
     from server.service import archive
 
     out.print(f"Wrote {archive.export(open_context(db, data_dir), operator(), name, target)}.")
 
 
+@without_server
 def import_(
-    source: Annotated[Path, typer.Argument(help="What `export` wrote.")],
-    name: Annotated[str | None, typer.Option(help="Another name than the exported one.")] = None,
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="Folder or zip file written by `federation export`.")],
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the new federation.", show_default="the exported name"),
+    ] = None,
     data_dir: DataDir = DATA,
     db: Db = None,
-    _server: NoServer = None,
 ) -> None:
-    """Bring an exported federation back; sites join it again with new invites."""
+    """Create a federation from an export. Its sites join again with new invites."""
     from server.service import archive, federations
 
     ctx = open_context(db, data_dir)

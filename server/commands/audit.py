@@ -7,37 +7,45 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from server.commands.arguments import Json
-from server.commands.output import out, print_json, print_table, when
-from server.commands.place import Connect, on_coordinator
-from shared.problems import DistransError
+from server.commands.options import Json
+from server.commands.output import format_time, out, print_json
+from server.commands.target import Connect, on_coordinator
+from shared.contract.errors import DistransError
+from shared.system.command_line import print_table
 
-app = typer.Typer(no_args_is_help=True, help="Who did what, when, from where.")
+app = typer.Typer(no_args_is_help=True, help="Read the audit log: who did what, when, from where.")
 
 
 @app.command("list")
 @on_coordinator
 def list_(
     connect: Connect,
-    federation: Annotated[str | None, typer.Option(help="Only this federation's.")] = None,
+    federation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Show this federation's entries only.", show_default="all")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """The audit log."""
+    """List the audit log, oldest entry first."""
     entries = connect().audit(federation)
     if as_json:
         print_json(entries)
         return
     table = Table("time (UTC)", "who", "what", "federation", "from", "detail")
     for entry in entries:
-        table.add_row(when(entry.at), entry.actor, entry.action, entry.federation, entry.address, entry.detail)
+        table.add_row(format_time(entry.at), entry.actor, entry.action, entry.federation, entry.address, entry.detail)
     print_table(table)
 
 
 @app.command()
 @on_coordinator
-def export(connect: Connect, file: Annotated[Path, typer.Argument(help="A .csv file, or .jsonl.")]) -> None:
+def export(
+    connect: Connect,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write: JSON lines if it ends in .jsonl, else CSV.")
+    ],
+) -> None:
     """Write the whole audit log to a file."""
-    from shared.schemas import AuditView
+    from shared.contract.messages import AuditView
 
     entries = connect().audit()
     try:

@@ -1,12 +1,11 @@
-"""What a command can do with a coordinator, wherever that is: `local` works on its database, `remote` on its API."""
+"""What commands need from a coordinator; `local` implements it on the database, `remote` on the REST API."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from shared.plan import FederationPlan
-    from shared.schemas import (
+    from shared.contract.messages import (
         AuditView,
         ClientView,
         FederationView,
@@ -15,36 +14,35 @@ if TYPE_CHECKING:
         RoundView,
         TokenAnswer,
     )
-
-CHANGES = ("start", "pause", "resume", "cancel")
+    from shared.contract.plan import FederationPlan
 
 
 class Coordinator(Protocol):
-    """The operator's side of a coordinator. Errors are DistransErrors with the same codes and words everywhere."""
+    """The operator's view of a coordinator. Errors are DistransErrors with the same codes and messages everywhere."""
 
     def now(self) -> float:
-        """The coordinator's time."""
+        """Return the coordinator's time."""
 
     def create(self, plan: "FederationPlan", weights: Path | None) -> None:
         """Create a federation."""
 
     def federations(self) -> "list[FederationView]":
-        """All federations."""
+        """Return all federations."""
 
     def federation(self, name: str) -> "FederationView":
-        """One federation with its plan."""
+        """Return one federation with its plan."""
 
     def clients(self, name: str) -> "list[ClientView]":
-        """The clients of a federation."""
+        """Return the clients of a federation."""
 
     def rounds(self, name: str, after: int, limit: int) -> "list[RoundView]":
-        """The rounds after a number, oldest first."""
+        """Return up to `limit` rounds with a number above `after`, oldest first."""
 
     def change(self, name: str, action: str) -> "FederationView":
-        """One of CHANGES; the federation as it is then."""
+        """Start, pause, resume or cancel a federation, as `action` says; return it."""
 
     def rollback(self, name: str, to: int) -> "FederationView":
-        """Publish an older model again."""
+        """Publish an older model again; return the federation."""
 
     def delete(self, name: str) -> None:
         """Delete a federation."""
@@ -53,16 +51,16 @@ class Coordinator(Protocol):
         """Create an invite."""
 
     def invites(self, name: str) -> "list[InviteView]":
-        """The invites of a federation."""
+        """Return the invites of a federation."""
 
     def revoke_invite(self, name: str, invite: str) -> None:
         """Revoke an unused invite."""
 
     def revoke_client(self, name: str, client: str) -> None:
-        """End a client's access."""
+        """Revoke a client's access."""
 
     def rotate_client(self, name: str, client: str) -> "TokenAnswer":
-        """A new token for a client."""
+        """Return a new token for a client."""
 
     def audit(self, federation: str | None = None) -> "Iterable[AuditView]":
-        """The audit log, oldest first."""
+        """Return the audit log, oldest entry first."""

@@ -5,30 +5,35 @@ from typing import Annotated
 
 import typer
 
-from server.commands.arguments import DATA, DataDir, Db, NoServer
+from server.commands.options import DATA, DataDir, Db, without_server
 from server.commands.output import out
-from server.commands.place import open_database
+from server.commands.target import open_database
 
-app = typer.Typer(no_args_is_help=True, help="The database.")
+app = typer.Typer(no_args_is_help=True, help="Upgrade or back up the database.")
 
 
 @app.command()
-def upgrade(data_dir: DataDir = DATA, db: Db = None, _server: NoServer = None) -> None:
-    """Bring the database's schema to this program's version."""
+@without_server
+def upgrade(data_dir: DataDir = DATA, db: Db = None) -> None:
+    """Upgrade the database schema to the version of this program."""
     from server.store import schema
 
     before, after = schema.upgrade(open_database(db, data_dir, create=True))
-    out.print(f"The schema is at {after} already." if before == after else f"Schema: {before or 'empty'} → {after}.")
+    out.print(
+        f"The schema is already at {after}."
+        if before == after
+        else f"Upgraded the schema: {before or 'empty'} → {after}."
+    )
 
 
 @app.command()
+@without_server
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file to write.")],
     data_dir: DataDir = DATA,
     db: Db = None,
-    _server: NoServer = None,
 ) -> None:
-    """Copy the embedded database to a file while the coordinator runs."""
+    """Back up the embedded database, even while in use."""
     from server.store import backup
 
-    out.print(f"Wrote {file}, {backup.backup(open_database(db, data_dir), file)} bytes.")
+    out.print(f"Wrote {file} ({backup.backup(open_database(db, data_dir), file)} bytes).")

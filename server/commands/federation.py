@@ -1,4 +1,4 @@
-"""`distrans-server federation`: create, list, show, and the changes of state."""
+"""`distrans-server federation`; `export` and `import` are in archive.py."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from server.commands.arguments import Federation, Json
+from server.commands.options import Federation, Json
 from server.commands.output import (
     activity_cells,
     federation_lines,
@@ -16,42 +16,51 @@ from server.commands.output import (
     percent,
     print_federation,
     print_json,
-    print_table,
     state_cell,
 )
-from server.commands.place import Connect, on_coordinator
+from server.commands.target import Connect, on_coordinator
 from server.commands.watch import watch
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
+from shared.system.command_line import examples, print_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from server.commands.coordinator import Coordinator
-    from shared.schemas import FederationView
+    from shared.contract.messages import FederationView
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Create, look at, start, pause, resume, cancel, roll back, delete, export and import federations.",
+app = typer.Typer(no_args_is_help=True, help="Manage federations.")
+_ROUNDS_SHOWN = 10
+
+
+@app.command(
+    epilog=examples(
+        "distrans-server federation create --example > lung.toml",
+        "distrans-server federation create lung.toml",
+        "distrans-server federation create lung.toml --server https://fl.example.org",
+    )
 )
-
-
-@app.command()
 @on_coordinator
 def create(
     connect: Connect,
-    plan: Annotated[Path | None, typer.Argument(help="The plan, a TOML file.")] = None,
-    example: Annotated[bool, typer.Option("--example", help="Print a commented plan and exit.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="Initial weights, for model.weights = 'file'.")] = None,
+    plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="TOML file with the plan.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented example plan and exit.")] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='File with the initial weights, for plans with model.weights = "file".'),
+    ] = None,
 ) -> None:
     """Create a federation from a plan."""
-    from server.example_plan import EXAMPLE_PLAN
-    from shared.plan import parse_plan
+    from server.commands.example_plan import EXAMPLE_PLAN
+    from shared.contract.plan import parse_plan
 
     if example:
         typer.echo(EXAMPLE_PLAN, nl=False)
         return
     if plan is None:
-        raise DistransError("Name a plan file.", next_step="--example prints one to start from.")
+        raise DistransError(
+            "No plan file was given.", next_step="To get one: distrans-server federation create --example > plan.toml"
+        )
     try:
         parsed = parse_plan(plan.read_text(encoding="utf-8"))
     except OSError as error:
@@ -59,18 +68,18 @@ def create(
     except UnicodeDecodeError as error:
         raise DistransError(f"{plan} is not UTF-8 text.") from error
     connect().create(parsed, weights)
-    out.print(f"Federation {parsed.name} created. Next: distrans-server invite create {parsed.name}")
+    out.print(f"Created federation {parsed.name}. Next: distrans-server invite create {parsed.name}")
 
 
 @app.command("list")
 @on_coordinator
 def list_(connect: Connect, as_json: Json = False) -> None:
-    """All federations."""
+    """List all federations."""
     views = connect().federations()
     if as_json:
         print_json(views)
         return
-    table = Table("federation", "state", "rounds", "clients", "DH", "best accuracy", "what now")
+    table = Table("federation", "state", "rounds", "clients", "DH", "best accuracy", "status")
     for view in views:
         table.add_row(
             view.name,
@@ -84,47 +93,59 @@ def list_(connect: Connect, as_json: Json = False) -> None:
     print_table(table)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "distrans-server federation show lung",
+        "distrans-server federation show lung --watch --interval 10",
+        "distrans-server federation show lung --watch >> lung.log",
+    )
+)
 @on_coordinator
 def show(
     connect: Connect,
     name: Federation,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the federation and its plan as JSON.")] = False,
     follow: Annotated[
         bool,
-        typer.Option("--watch", help="Refresh until the federation has ended; when piped, print a line per change."),
+        typer.Option("--watch", help="Refresh until the federation ends; when piped, print one line per change."),
     ] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, max=3600, help="With --watch: seconds between two looks.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, max=3600, metavar="SECONDS", help="With --watch: seconds between refreshes."
+        ),
     ] = 2.0,
 ) -> None:
-    """One federation, with its clients and its latest rounds."""
-    at = connect()
+    """Show a federation with its clients and its latest rounds."""
+    coordinator = connect()
     if as_json:
-        typer.echo(at.federation(name).model_dump_json(indent=2))
+        typer.echo(coordinator.federation(name).model_dump_json(indent=2))
     elif follow:
-        watch(lambda: at.federation(name), lambda view: _shown(at, view), interval_s)
+        watch(coordinator, name, lambda view: _shown(coordinator, view), interval_s)
     else:
-        view = at.federation(name)
+        view = coordinator.federation(name)
         print_federation(view)
-        for table in _tables(at, view):
+        for table in _tables(coordinator, view):
             print_table(table)
 
 
-def _shown(at: "Coordinator", view: "FederationView") -> "list[RenderableType]":
-    return [*federation_lines(view), *_tables(at, view)]
+def _shown(coordinator: "Coordinator", view: "FederationView") -> "list[RenderableType]":
+    return [*federation_lines(view), *_tables(coordinator, view)]
 
 
-def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
-    """The clients of a federation and its latest rounds."""
+def _tables(coordinator: "Coordinator", view: "FederationView") -> list[Table]:
+    """Return tables of the federation's clients and its latest rounds."""
     clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
-    now, patience_s = at.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
-    for client in at.clients(view.name):
+    now, patience_s = coordinator.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
+    for client in coordinator.clients(view.name):
         state, images = state_cell(client, now, patience_s), str(sum(client.class_counts.values()))
         clients.add_row(client.name, state, images, client.device, *activity_cells(client, now))
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
-    for round_ in at.rounds(view.name, max(0, last - 10), 20):
+    if last > _ROUNDS_SHOWN:
+        rounds.title = f"The last {_ROUNDS_SHOWN} rounds; `federation export` writes all of them."
+        rounds.title_justify = "left"
+    for round_ in coordinator.rounds(view.name, max(0, last - _ROUNDS_SHOWN), 2 * _ROUNDS_SHOWN):
         rounds.add_row(
             str(round_.number),
             round_.state,
@@ -139,21 +160,21 @@ def _tables(at: "Coordinator", view: "FederationView") -> list[Table]:
 @app.command()
 @on_coordinator
 def start(connect: Connect, name: Federation) -> None:
-    """Begin, as soon as enough sites have joined."""
+    """Start a federation. Its first round opens once enough sites have joined."""
     print_federation(connect().change(name, "start"))
 
 
 @app.command()
 @on_coordinator
 def pause(connect: Connect, name: Federation) -> None:
-    """Pause. No deadline passes until it is resumed."""
+    """Pause a federation. Its deadlines stand still until it is resumed."""
     print_federation(connect().change(name, "pause"))
 
 
 @app.command()
 @on_coordinator
 def resume(connect: Connect, name: Federation) -> None:
-    """Resume after a pause."""
+    """Resume a paused federation."""
     print_federation(connect().change(name, "resume"))
 
 
@@ -162,16 +183,19 @@ def resume(connect: Connect, name: Federation) -> None:
 def rollback(
     connect: Connect,
     name: Federation,
-    to: Annotated[int, typer.Option(help="The round whose model to go back to; 0 is the start.", min=0, max=2**31 - 1)],
+    to: Annotated[
+        int,
+        typer.Option(metavar="ROUND", help="Round whose model to publish (0 = initial model).", min=0, max=2**31 - 1),
+    ],
 ) -> None:
-    """Publish an older model again, and pause. The history stays."""
+    """Publish an older model again and pause the federation. The history is kept."""
     print_federation(connect().rollback(name, to))
 
 
 @app.command()
 @on_coordinator
 def cancel(connect: Connect, name: Federation) -> None:
-    """End for good; the models stay."""
+    """Cancel a federation permanently. Its models are kept."""
     print_federation(connect().change(name, "cancel"))
 
 
@@ -180,18 +204,21 @@ def cancel(connect: Connect, name: Federation) -> None:
 def delete(
     connect: Connect,
     name: Federation,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; for scripts.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a federation that is not running or paused, with its models, history and clients. There is no way back."""
-    at = connect()
-    view = at.federation(name)
-    if not yes and view.state not in ("running", "paused"):  # those are refused
+    """Delete a federation with its models, history and clients. This cannot be undone.
+
+    A running or paused federation must be cancelled first.
+    """
+    coordinator = connect()
+    view = coordinator.federation(name)
+    if not yes and view.state not in ("running", "paused"):  # those are refused anyway
         out.print(
-            f"This deletes {name} for good: its models, its history ({view.rounds_done} rounds done) and its clients "
-            f"({view.clients} active), whose tokens end.",
+            f"This permanently deletes federation {name}: its models, its history ({view.rounds_done} rounds) and its "
+            f"clients ({view.clients} active), whose tokens stop working.",
             highlight=False,
         )
-        if (typed := typer.prompt("Type its name to confirm")) != name:
+        if (typed := typer.prompt("Type the name of the federation to confirm")) != name:
             raise DistransError(f"{typed!r} is not {name!r}.", next_step="Nothing was deleted.")
-    at.delete(name)
-    out.print(f"Federation {name} is deleted.")
+    coordinator.delete(name)
+    out.print(f"Deleted federation {name}.")

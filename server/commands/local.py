@@ -1,4 +1,4 @@
-"""A coordinator by its database: what commands without --server work on."""
+"""The coordinator as commands without --server see it: its database."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,14 +6,23 @@ from pathlib import Path
 from typing_extensions import override
 
 from server.commands.coordinator import Coordinator
-from server.service import audit, deletion, enrolment, federations, invites, models, reports
+from server.service import audit, client_tokens, clients, deletion, federations, invites, rollback
 from server.service.context import Actor, Context
-from shared.plan import FederationPlan
-from shared.schemas import AuditView, ClientView, FederationView, InviteAnswer, InviteView, RoundView, TokenAnswer
+from server.service.measurements import reports
+from shared.contract.messages import (
+    AuditView,
+    ClientView,
+    FederationView,
+    InviteAnswer,
+    InviteView,
+    RoundView,
+    TokenAnswer,
+)
+from shared.contract.plan import FederationPlan
 
 
 class LocalCoordinator(Coordinator):
-    """Calls the use cases as the person at the keyboard."""
+    """Calls the use cases on the database."""
 
     def __init__(self, ctx: Context, actor: Actor) -> None:
         self._ctx, self._actor = ctx, actor
@@ -36,7 +45,7 @@ class LocalCoordinator(Coordinator):
 
     @override
     def clients(self, name: str) -> list[ClientView]:
-        return enrolment.clients_of(self._ctx, name)
+        return clients.clients_of(self._ctx, name)
 
     @override
     def rounds(self, name: str, after: int, limit: int) -> list[RoundView]:
@@ -49,17 +58,17 @@ class LocalCoordinator(Coordinator):
 
     @override
     def rollback(self, name: str, to: int) -> FederationView:
-        models.roll_back(self._ctx, self._actor, name, to)
+        rollback.roll_back(self._ctx, self._actor, name, to)
         return federations.show(self._ctx, name)
 
     @override
     def delete(self, name: str) -> None:
         deletion.delete_federation(self._ctx, self._actor, name, name)
-        deletion.finish(self._ctx)  # no coordinator may be running that would
+        deletion.finish(self._ctx)  # in case no coordinator is running
 
     @override
     def invite(self, name: str, expires_in_s: float, note: str) -> InviteAnswer:
-        return enrolment.invite(self._ctx, self._actor, name, expires_in_s, note)
+        return invites.create(self._ctx, self._actor, name, expires_in_s, note)
 
     @override
     def invites(self, name: str) -> list[InviteView]:
@@ -71,11 +80,11 @@ class LocalCoordinator(Coordinator):
 
     @override
     def revoke_client(self, name: str, client: str) -> None:
-        enrolment.revoke(self._ctx, self._actor, name, client)
+        clients.revoke(self._ctx, self._actor, name, client)
 
     @override
     def rotate_client(self, name: str, client: str) -> TokenAnswer:
-        return enrolment.rotate(self._ctx, self._actor, name, client)
+        return client_tokens.rotate(self._ctx, self._actor, name, client)
 
     @override
     def audit(self, federation: str | None = None) -> Iterable[AuditView]:

@@ -1,56 +1,40 @@
-"""How commands print."""
+"""How commands print federations, clients and rounds."""
 
 import json
-import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from shared.schemas import ClientView, FederationView, RoundView
+    from shared.contract.messages import ClientView, FederationView, RoundView
 
-_ANY_WIDTH = 100_000
 _MISSING_SHOWN = 5
-out = Console(soft_wrap=True, markup=False, emoji=False)  # sites choose some of the texts; they are no markup
-
-
-def print_table(table: Table) -> None:
-    """Folded to fit a terminal; whole, however wide, in a pipe or a file."""
-    width = None if sys.stdout.isatty() else _ANY_WIDTH
-    Console(markup=False, emoji=False, width=width).print(folded(table))
-
-
-def folded(table: Table) -> Table:
-    """The same table, whose texts are folded where a terminal is too narrow, never cut."""
-    for column in table.columns:
-        column.overflow = "fold"
-    return table
+out = Console(soft_wrap=True, markup=False, emoji=False)  # sites choose some of the text, so it is not markup
 
 
 def print_json(views: "Iterable[BaseModel]") -> None:
-    """One JSON array."""
+    """Print the views as one JSON array."""
     typer.echo(json.dumps([view.model_dump(mode="json") for view in views]))
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share, or a dash for none."""
+    """Format a share as a percentage, or as a dash for None."""
     return "–" if share is None else f"{share:.{digits}%}"
 
 
 def print_federation(view: "FederationView") -> None:
-    """A federation in a few lines."""
+    """Print a federation's state and what it is waiting for."""
     for line in federation_lines(view):
         out.print(line, highlight=False)
 
 
 def federation_lines(view: "FederationView") -> list[str]:
-    """A federation and what it waits for."""
+    """Return a headline, then what the federation is waiting for and why."""
     accuracy = ""
     if view.best_accuracy is not None:
         accuracy = f", best accuracy {percent(view.best_accuracy)} (model {view.best_model})"
@@ -60,35 +44,37 @@ def federation_lines(view: "FederationView") -> list[str]:
     return [headline, *(f"  {line}" for line in (view.waiting_for, view.reason) if line)]
 
 
-def when(at: float) -> str:
-    """A moment, in UTC."""
+def format_time(at: float) -> str:
+    """Format a timestamp in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def activity_cells(client: "ClientView", now: float) -> tuple[str, str, str]:
-    """What a client's agent is doing, what troubles it, and how long ago it was last seen."""
+    """Return what a client's agent is doing, its trouble, and how long ago it was last seen."""
+    from server.core.lifecycle import format_duration
+
+    seen = f"{format_duration(max(0, now - client.last_seen_at))} ago"
     if client.state != "active":
-        return "–", "–", _ago(now - client.last_seen_at)
-    troubles = " ".join(trouble.message for trouble in client.troubles)
-    return client.activity_detail or client.activity or "not reported", troubles or "–", _ago(now - client.last_seen_at)
+        return "–", "–", seen
+    return client.activity_detail or client.activity or "not reported", trouble_text(client) or "–", seen
+
+
+def trouble_text(client: "ClientView") -> str:
+    """Return the messages of a client's trouble; empty without any."""
+    return " ".join(trouble.message for trouble in client.troubles) if client.state == "active" else ""
 
 
 def state_cell(client: "ClientView", now: float, patience_s: float) -> str:
-    """A client's state; `absent` for an active one that has been silent for longer than its federation waits."""
+    """Return a client's state; `absent` if it is active but silent for longer than its federation waits."""
     is_absent = client.state == "active" and now - client.last_seen_at >= patience_s
     return "absent" if is_absent else client.state
 
 
 def missing_cell(round_: "RoundView") -> str:
-    """Who is missing in a round and why, a line each."""
+    """Return which clients are missing in a round and why, one per line; rounds record that when they close."""
     lines = [f"{one.client}: {one.reason}" for one in round_.missing[:_MISSING_SHOWN]]
     if more := len(round_.missing) - len(lines):
         lines.append(f"and {more} more")
+    if round_.state == "open" and round_.updates < round_.participants:
+        lines.append(f"{round_.participants - round_.updates} have not uploaded yet")
     return "\n".join(lines) or "–"
-
-
-def _ago(seconds: float) -> str:
-    for unit, length_s in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.0f} {unit} ago"
-    return f"{max(0, seconds):.0f} s ago"

@@ -1,4 +1,4 @@
-"""A coordinator by its API: what commands with --server work on. Imports neither torch nor the database."""
+"""The coordinator as commands with --server see it: its REST API. Imports neither torch nor the database."""
 
 import time
 from collections.abc import Iterable
@@ -12,12 +12,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from server.commands.coordinator import Coordinator
-from shared.environment import ask_secret, read_secret, secret
-from shared.http.connection import Connection
-from shared.http.outgoing import explain, open_client, request
-from shared.plan import FederationPlan
-from shared.problems import DistransError
-from shared.schemas import (
+from shared.contract.errors import DistransError
+from shared.contract.messages import (
     AuditView,
     ClientView,
     FederationView,
@@ -28,27 +24,31 @@ from shared.schemas import (
     RoundView,
     TokenAnswer,
 )
+from shared.contract.plan import FederationPlan
+from shared.http.client import explain, open_client, request
+from shared.http.client_connection import Connection
+from shared.system.secrets import ask_secret, read_secret, secret
 
 View = TypeVar("View", bound=BaseModel)
 Result = TypeVar("Result")
-_READ_S = 300.0  # creating a federation of a large network takes a while
-_PAGE = 1000  # entries of the audit log that are asked for together
-_PASSING = (429, 502, 503, 504)  # busy, stopping, or away behind a proxy
-# Errors whose next step the command line words for itself, see server.__main__; the API's is for programs.
-_OWN_WORDS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
+_READ_S = 300.0  # creating a federation with a large network takes a while
+_PAGE = 1000  # audit log entries per request
+_TRANSIENT_STATUSES = (429, 502, 503, 504)  # busy, stopping, or down behind a proxy
+# The next steps of these codes come from server.__main__; the API's are meant for programs.
+_OWN_NEXT_STEPS = ("no-such-federation", "no-such-client", "no-such-invite", "invalid-token")
 
 
 class Unreachable(DistransError):
-    """The coordinator does not answer; it may later."""
+    """The coordinator does not respond, but may do so later."""
 
     code = "unreachable"
 
 
 class Refusal(DistransError):
-    """The coordinator refuses; `code` is its own."""
+    """The coordinator refused the request; `code` is from its response."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail, next_step=None if problem.code in _OWN_WORDS else problem.next_step)
+        super().__init__(problem.detail, next_step=None if problem.code in _OWN_NEXT_STEPS else problem.next_step)
         self.code = problem.code
 
 
@@ -60,7 +60,7 @@ class RemoteCoordinator(Coordinator):
         self._now = time.time
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._http.close()
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
@@ -77,7 +77,7 @@ class RemoteCoordinator(Coordinator):
         raise _refusal(response)
 
     def _note_time(self, response: httpx.Response) -> None:
-        """Silences are measured by the coordinator's clock, which may differ from this machine's."""
+        """Take the coordinator's time from the response, because this machine's clock may differ."""
         try:
             ahead_s = parsedate_to_datetime(response.headers.get("date", "")).timestamp() - time.time()
         except ValueError:
@@ -88,7 +88,7 @@ class RemoteCoordinator(Coordinator):
         return _parsed(TypeAdapter(kind), self._call(method, path, **options))
 
     def _many(self, kind: type[View], path: str, **params: Any) -> list[View]:
-        answer: TypeAdapter[list[View]] = TypeAdapter(list[kind])  # type: ignore[valid-type]  # known at run time
+        answer: TypeAdapter[list[View]] = TypeAdapter(list[kind])  # type: ignore[valid-type]  # known only at run time
         return _parsed(answer, self._call("GET", path, params=params))
 
     @override
@@ -99,8 +99,8 @@ class RemoteCoordinator(Coordinator):
     def create(self, plan: FederationPlan, weights: Path | None) -> None:
         if weights is not None:
             raise DistransError(
-                "--weights needs the coordinator's database, which --server does not open.",
-                next_step="Create this federation on the coordinator's machine, without --server.",
+                "--weights needs the coordinator's database and does not work with --server.",
+                next_step="Create the federation on the coordinator's machine, without --server.",
             )
         self._call("POST", "/v1/federations", json=plan.model_dump(mode="json"))
 
@@ -169,7 +169,7 @@ def _parsed(adapter: TypeAdapter[Result], content: bytes) -> Result:
     try:
         return adapter.validate_json(content)
     except ValidationError as error:
-        raise _foreign("its answer cannot be read") from error
+        raise _not_a_coordinator("its response cannot be read") from error
 
 
 def _refusal(response: httpx.Response) -> DistransError:
@@ -177,32 +177,34 @@ def _refusal(response: httpx.Response) -> DistransError:
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        if status not in _PASSING:
-            return _foreign(f"it answered {status}")
+        if status not in _TRANSIENT_STATUSES:
+            return _not_a_coordinator(f"it responded with status {status}")
         return Unreachable(
-            f"The coordinator cannot be reached: a proxy on the way answered {status}.",
+            f"The coordinator cannot be reached: a proxy responded with status {status}.",
             next_step="Check that the coordinator is running.",
         )
-    if status in _PASSING:
+    if status in _TRANSIENT_STATUSES:
         return Unreachable(problem.detail, next_step=problem.next_step)
     return Refusal(problem)
 
 
-def _foreign(why: str) -> DistransError:
+def _not_a_coordinator(why: str) -> DistransError:
     return DistransError(
-        f"What answered is not a coordinator of this release: {why}.",
-        next_step="Check --server and proxies on the way; update whichever of the two programs is older.",
+        f"The server is not a coordinator of this release: {why}.",
+        next_step="Check --server and any proxies, and upgrade the older of the two programs.",
     )
 
 
 def admin_token(file: Path | None) -> str:
-    """The admin token from --admin-token-file, the environment or a prompt; never from the command line."""
+    """Return the admin token from --admin-token-file, the environment or a prompt; never from the command line."""
     found = secret("DISTRANS_ADMIN_TOKEN") if file is None else read_secret(file)
     if found is None:
         found = ask_secret("Admin token")
     if not found or not (found.isascii() and found.isprintable()):
         raise DistransError(
-            "--server needs the coordinator's admin token." if not found else "The admin token is not a line of text.",
+            "--server needs the coordinator's admin token."
+            if not found
+            else "The admin token is not a single line of text.",
             next_step="Set DISTRANS_ADMIN_TOKEN or DISTRANS_ADMIN_TOKEN_FILE, or pass --admin-token-file.",
         )
     return found

@@ -1,1 +1,1 @@
-"""Decisions without side effects: no HTTP, no SQL, no clock, no randomness of its own."""
+"""Pure decisions: no HTTP, no SQL, no clock, and no randomness except from a given seed."""

@@ -1,21 +1,23 @@
-"""What can go wrong in a use case, each kind with a stable code. `server.api.errors` alone knows their HTTP statuses.
+"""Errors of use cases, each with a stable code. Only `server.api.errors` maps them to HTTP statuses.
 
 CoordinatorError
-├── NotAuthenticated   no token, or one that is not valid
-├── NotAllowed         a valid token that may not do this
-├── NotFound           nothing of that name, or nothing that this caller may see
-├── Conflict           the present state does not allow it
-├── Gone               it was possible once and will not be again
+├── NotAuthenticated   missing or invalid token
+├── NotAllowed         valid token, but not for this
+├── NotFound           no such thing, or none the caller may see
+├── Conflict           the current state does not allow it
+├── Gone               no longer possible, and never again
 ├── TooLarge           more bytes than the plan allows
-├── InvalidInput       a body or parameter that cannot be used
+├── InvalidInput       unusable body or parameter
 └── TooMany            slow down; `retry_after_s` says for how long
 """
 
-from shared.problems import DistransError
+from collections.abc import Sequence
+
+from shared.contract.errors import DistransError
 
 
 class CoordinatorError(DistransError):
-    """Base of the errors that a use case answers with."""
+    """Base of all use-case errors."""
 
     def __init__(self, code: str, message: str, *, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
@@ -23,23 +25,23 @@ class CoordinatorError(DistransError):
 
 
 class NotAuthenticated(CoordinatorError):
-    """No token, or one that is not valid."""
+    """Missing or invalid token."""
 
 
 class NotAllowed(CoordinatorError):
-    """A valid token that may not do this."""
+    """Valid token, but not for this."""
 
 
 class NotFound(CoordinatorError):
-    """Nothing of that name, or nothing that this caller may see."""
+    """No such thing, or none the caller may see."""
 
 
 class Conflict(CoordinatorError):
-    """The present state does not allow it."""
+    """The current state does not allow it."""
 
 
 class Gone(CoordinatorError):
-    """It was possible once and will not be again."""
+    """No longer possible, and never again."""
 
 
 class TooLarge(CoordinatorError):
@@ -47,12 +49,19 @@ class TooLarge(CoordinatorError):
 
 
 class InvalidInput(CoordinatorError):
-    """A body or parameter that cannot be used."""
+    """Unusable body or parameter."""
 
 
 class TooMany(CoordinatorError):
-    """The caller should slow down."""
+    """The caller must slow down."""
 
     def __init__(self, code: str, message: str, *, retry_after_s: int) -> None:
         super().__init__(code, message, next_step=f"Try again in {retry_after_s} s.")
         self.retry_after_s = retry_after_s
+
+
+def short_list(items: Sequence[object], limit: int, *, last: bool = False) -> str:
+    """Join the first (or last) `limit` items with commas for a message; "…" stands for the others."""
+    if len(items) <= limit:
+        return ", ".join(map(str, items))
+    return f"… {', '.join(map(str, items[-limit:]))}" if last else f"{', '.join(map(str, items[:limit]))} …"

@@ -1,1 +1,1 @@
-"""One function a use case: load, decide in the core, save, in one transaction."""
+"""One function per use case: load, decide in the core, save. Each transaction is short; long work takes several."""

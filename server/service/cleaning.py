@@ -1,4 +1,4 @@
-"""Removes what nobody will ask for again. No wall clock decides what that is, so a jump deletes nothing."""
+"""Removes data that is no longer needed. Only the expiry of invites depends on the wall clock."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -9,33 +9,23 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from server.service import deletion
 from server.service.context import Context
-from server.service.models import drop_old_models
+from server.service.retention import Retention, drop_old_models
 from server.service.uptime import uptime
 from server.store import blobs
+from server.store.database import BULK_PAUSE_S
 from server.store.tables import Blob, Invite, Model, Personal, Round, Transfer, Update
 
-_BATCH = 200  # blobs looked up at a time
-_PAUSE_S = 0.002  # between two transactions: a writer that waits gets its turn
-_Garbage = list[tuple[str, UpdateBase]]  # a blob, and the statement that removes the last reference to it
-
-
-@dataclass(frozen=True)
-class Retention:
-    """How long things are kept that are no longer needed."""
-
-    keep_round_uploads: int = 1  # the newest finished rounds of each federation whose uploads stay
-    resumable_s: float = 24 * 3600.0  # a resumable upload after it was interrupted
-    torn_s: float = 600.0  # a torn PUT whose process died
-    garbage_s: float = 3600.0  # a blob that nothing refers to
-    keep_models: int = 0  # the newest models of each federation that stay, besides the first and the best; 0: all
+_BATCH = 200  # blobs per lookup
+_FORGET_INVITES_S = 30 * 86400.0  # after they expired unused
+_Garbage = list[tuple[str, UpdateBase]]  # a blob id, and the statement that removes its last reference
 
 
 @dataclass
 class Unreferenced:
-    """Keys that nothing refers to, with the time this process first saw them so.
+    """Unreferenced keys, with the time this process first saw them unreferenced.
 
-    Something just written is unreferenced too, so a key counts as garbage only after `garbage_s`. The process' own
-    clock decides: by a wall clock that was set ahead, everything would be old.
+    New data is unreferenced too at first, so a key counts as garbage only after `garbage_s` on the process's own clock:
+    by a wall clock that was set ahead, everything would look old.
     """
 
     ctx: Context
@@ -43,7 +33,7 @@ class Unreferenced:
     since: dict[str, float] = field(default_factory=dict)
 
     def garbage(self, found: Iterable[str]) -> list[str]:
-        """Note what is unreferenced now; return the keys that have been for `garbage_s`."""
+        """Note the currently unreferenced keys; return those unreferenced for `garbage_s`."""
         now = self.ctx.monotonic()
         self.since = {key: self.since.get(key, now) for key in found}
         return sorted(key for key, since in self.since.items() if now - since >= self.retention.garbage_s)
@@ -57,55 +47,55 @@ class Cleaner:
         self._blobs, self._objects = Unreferenced(ctx, retention), Unreferenced(ctx, retention)
 
     def clean(self) -> int:
-        """Remove everything that nobody will ask for again; the number of blobs removed.
+        """Remove everything no longer needed; return the number of blobs removed.
 
-        Each blob goes in short transactions of its own, and is looked up outside of them, so no lock is held while
-        tables are searched. Returns early when the process stops; the next call resumes.
+        Each blob is removed in its own short transactions and looked up outside them, so that no lock is held during
+        searches. Return early when the process stops; the next call continues.
         """
         ctx, removed = self._ctx, 0
         for find in (_expired_transfers, _old_updates, _old_personals):
             tried: set[str] = set()
             while found := [row for row in find(ctx, self._retention) if row[0] not in tried]:
                 for blob_id, unlink in found:
-                    if self._stop.wait(_PAUSE_S):
+                    if self._stop.wait(BULK_PAUSE_S):
                         return removed
                     tried.add(blob_id)
-                    removed += _let_go(ctx, blob_id, unlink)
+                    removed += _remove_with_reference(ctx, blob_id, unlink)
         deletion.finish(ctx, self._stop)
         for federation_id in _with_old_models(ctx, self._retention):
-            while not self._stop.wait(_PAUSE_S) and (
+            while not self._stop.wait(BULK_PAUSE_S) and (
                 dropped := drop_old_models(ctx, federation_id, self._retention.keep_models)
             ):
                 removed += dropped
         for blob_id in self._blobs.garbage(_orphans(ctx)):
-            if self._stop.wait(_PAUSE_S):
+            if self._stop.wait(BULK_PAUSE_S):
                 return removed
             blobs.remove(ctx.db, blob_id)
             removed += 1
         with ctx.db.write() as session:
-            unused = delete(Invite).where(Invite.used_at.is_(None), Invite.expires_at < ctx.clock() - 30 * 86400)
-            session.execute(unused)
+            expired_before = ctx.clock() - _FORGET_INVITES_S
+            session.execute(delete(Invite).where(Invite.used_at.is_(None), Invite.expires_at < expired_before))
         ctx.db.checkpoint()
         return removed
 
     def collect_objects(self) -> int:
-        """Remove objects that a crash left without a row that refers to them; how many. Lists all objects."""
+        """Delete objects that a crash left unreferenced; return how many. Lists all objects."""
         garbage = self._objects.garbage(blobs.unreferenced_objects(self._ctx.db))
         blobs.delete_objects(self._ctx.db, garbage)
         return len(garbage)
 
 
-def _let_go(ctx: Context, blob_id: str, unlink: UpdateBase) -> bool:
-    """Remove a blob with its last reference, unless that has changed since it was looked up."""
+def _remove_with_reference(ctx: Context, blob_id: str, unlink: UpdateBase) -> bool:
+    """Remove a blob with its last reference; return False if the reference has changed since the lookup."""
     with ctx.db.write() as session:
-        if not session.execute(unlink).rowcount:  # type: ignore[attr-defined]  # an UPDATE's or a DELETE's has it
+        if not session.execute(unlink).rowcount:  # type: ignore[attr-defined]  # an UPDATE's or DELETE's result has it
             return False
-        blobs.drop(session, blob_id)
+        blobs.remove_in(session, blob_id)
     return True
 
 
 def _expired_transfers(ctx: Context, retention: Retention) -> _Garbage:
-    """Uploads that were torn, or whose round has ended."""
+    """Find uploads that were interrupted, or whose round has closed."""
     patience_s = case((Transfer.resumable, retention.resumable_s), else_=retention.torn_s)
     with ctx.db.read() as session:
         expired = (
@@ -115,14 +105,14 @@ def _expired_transfers(ctx: Context, retention: Retention) -> _Garbage:
         )
         rows = session.execute(expired.limit(_BATCH)).scalars().all()
     return [
-        # Not one that has grown meanwhile.
+        # Not if it has grown in the meantime.
         (row.blob_id, delete(Transfer).where(Transfer.id == row.id, Transfer.touched_uptime == row.touched_uptime))
         for row in rows
     ]
 
 
 def _old_updates(ctx: Context, retention: Retention) -> _Garbage:
-    """The newest finished rounds with uploads keep them; failed rounds count as well."""
+    """Find uploads of all but the newest finished rounds that have any; failed rounds count as finished."""
     finished = Round.state.in_(["done", "failed"])
     newest = (
         select(Round.federation_id, func.max(Round.number).label("number"))
@@ -146,7 +136,7 @@ def _old_updates(ctx: Context, retention: Retention) -> _Garbage:
 
 
 def _old_personals(ctx: Context, _retention: Retention) -> _Garbage:
-    """Personal tensors go with models that have been followed by newer ones."""
+    """Find personal tensors of all but the newest two models."""
     newest = (
         select(Model.federation_id, func.max(Model.number).label("number")).group_by(Model.federation_id).subquery()
     )
@@ -161,7 +151,7 @@ def _old_personals(ctx: Context, _retention: Retention) -> _Garbage:
 
 
 def _with_old_models(ctx: Context, retention: Retention) -> Sequence[int]:
-    """Federations that may have more models than are to be kept."""
+    """Return the federations that may have more models than should be kept."""
     if not retention.keep_models:
         return []
     has_more = func.count() > retention.keep_models
@@ -171,6 +161,6 @@ def _with_old_models(ctx: Context, retention: Retention) -> Sequence[int]:
 
 
 def _orphans(ctx: Context) -> Sequence[str]:
-    """Blobs that nothing refers to: a crash left them, or they are still being written."""
+    """Return unreferenced blobs: left by a crash, or still being written."""
     with ctx.db.read() as session:
         return session.execute(select(Blob.id).where(blobs.is_unreferenced())).scalars().all()

@@ -1,6 +1,6 @@
-"""Deleting a federation: it disappears at once, its rows and tensors go in many short transactions.
+"""Deletes federations: hidden at once, then removed row by row in many short transactions.
 
-Whoever is interrupted leaves the rest to the next: the command line, or the cleaning thread of any coordinator process.
+If that is interrupted, the next command or the cleaning thread of any coordinator process continues.
 """
 
 import threading
@@ -10,9 +10,11 @@ from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from server.core.errors import Conflict, InvalidInput
-from server.service.context import Actor, Context, record
-from server.service.federations import load
+from server.service.audit import record_action
+from server.service.context import Actor, Context, notify_agents
+from server.service.queries import load_federation
 from server.store import blobs
+from server.store.database import BULK_PAUSE_S
 from server.store.tables import (
     Absence,
     Base,
@@ -29,10 +31,9 @@ from server.store.tables import (
 )
 
 DELETABLE = ("created", "finished", "cancelled")
-_ROWS = 200  # removed in one transaction
-_PAUSE_S = 0.002  # between two transactions: a writer that waits gets its turn
+_ROWS = 200  # per transaction
 _Column = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]
-# In this order no row is removed that another one still refers to.
+# In this order, no row is removed while another still refers to it.
 _TENSORS: tuple[tuple[type[Base], tuple[_Column, ...]], ...] = (
     (Transfer, (Transfer.blob_id,)),
     (Personal, (Personal.blob_id,)),
@@ -43,40 +44,38 @@ _RECORDS: tuple[type[Base], ...] = (Absence, Participant, Evaluation, Round, Inv
 
 
 def delete_federation(ctx: Context, actor: Actor, name: str, confirm: str) -> None:
-    """Delete a federation that is not under way, with its clients and its history; the audit log keeps its name.
+    """Delete a federation that is not running or paused, with its clients and history. The audit log keeps its name.
 
-    Its clients' tokens and its invites end with the transaction, and its name is free again. `finish` does the rest.
+    Client tokens and invites become invalid at once, and the name is free again. `finish` does the rest.
     """
     with ctx.db.write() as session:
-        federation = load(session, name, lock=True)
+        federation = load_federation(session, name, lock=True)
         if confirm != name:
-            raise InvalidInput(
-                "not-confirmed", f"The confirmation is {confirm!r}, not {name!r}.", next_step="Nothing was deleted."
-            )
+            raise InvalidInput("not-confirmed", f"The confirmation is {confirm!r}, not {name!r}; nothing was deleted.")
         if federation.state not in DELETABLE:
             raise Conflict(
                 "wrong-state",
                 f"Federation {name!r} is {federation.state} and cannot be deleted.",
-                next_step=f"End it first: distrans-server federation cancel {name}",
+                next_step=f"Cancel it first: distrans-server federation cancel {name}",
             )
         federation.deleted_at = ctx.clock()
-        federation.name = f"{federation.id} (deleted)"  # not a valid name, so it takes nobody's
-        ctx.touch(federation)  # long polls of its clients end
-        record(session, ctx, actor, "federation.delete", name, rounds=federation.completed_rounds)
+        federation.name = f"{federation.id} (deleted)"  # not a valid name, so it blocks none
+        notify_agents(federation)  # ends its clients' long polls
+        record_action(session, ctx, actor, "federation.delete", name, rounds=federation.completed_rounds)
 
 
 def finish(ctx: Context, stop: threading.Event | None = None) -> int:
-    """Remove what is left of deleted federations; the number of federations that are gone. Returns early on `stop`."""
+    """Remove the remains of deleted federations; return how many are gone. Return early on `stop`."""
     stop, gone = stop or threading.Event(), 0
     with ctx.db.read() as session:
         query = select(Federation.id).where(Federation.deleted_at.is_not(None)).order_by(Federation.id)
         federation_ids = session.execute(query).scalars().all()
     for federation_id in federation_ids:
         for table, columns in _TENSORS:
-            while not stop.wait(_PAUSE_S) and _remove_one(ctx, federation_id, table, columns):
+            while not stop.wait(BULK_PAUSE_S) and _remove_one(ctx, federation_id, table, columns):
                 pass
         for table in _RECORDS:
-            while not stop.wait(_PAUSE_S) and _remove_some(ctx, federation_id, table):
+            while not stop.wait(BULK_PAUSE_S) and _remove_some(ctx, federation_id, table):
                 pass
         if stop.is_set():
             return gone
@@ -87,21 +86,21 @@ def finish(ctx: Context, stop: threading.Event | None = None) -> int:
 
 
 def _remove_one(ctx: Context, federation_id: int, table: type[Base], columns: Sequence[_Column]) -> bool:
-    """Remove one row with its tensors, of which a few chunks go per transaction; False when there is none."""
+    """Remove one row with its tensors, a few chunks per transaction; return False if there is none."""
     with ctx.db.write() as session:
         keys = table.__mapper__.primary_key
         row = session.execute(select(*keys, *columns).where(_belongs(federation_id, table)).limit(1)).first()
         if row is None:
             return False
         this = [column == value for column, value in zip(keys, row, strict=False)]
-        if session.execute(delete(table).where(*this)).rowcount:  # type: ignore[attr-defined]  # else another was first
+        if session.execute(delete(table).where(*this)).rowcount:  # type: ignore[attr-defined]  # else another process was first
             for blob_id in filter(None, row[len(keys) :]):
-                blobs.drop(session, blob_id)
+                blobs.remove_in(session, blob_id)
     return True
 
 
 def _remove_some(ctx: Context, federation_id: int, table: type[Base]) -> bool:
-    """Remove rows of a table; False when there is none."""
+    """Remove some rows of a table; return False if there are none."""
     columns = table.__mapper__.primary_key
     with ctx.db.write() as session:
         query = select(*columns).where(_belongs(federation_id, table)).limit(_ROWS)
@@ -113,7 +112,7 @@ def _remove_some(ctx: Context, federation_id: int, table: type[Base]) -> bool:
 
 
 def _belongs(federation_id: int, table: type[Base]) -> ColumnElement[bool]:
-    """The condition that a row is a federation's."""
+    """Return the SQL condition that a row belongs to the federation."""
     columns = table.__mapper__.columns
     if "federation_id" in columns:
         return columns["federation_id"] == federation_id

@@ -1,4 +1,4 @@
-"""Isolates federations: one that fails never affects the others, and is paused when it keeps failing."""
+"""Isolates federations in background work: a failing one never affects others, and is paused if it keeps failing."""
 
 import logging
 from collections import defaultdict
@@ -10,10 +10,10 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from server.service.context import Context
-from server.service.progress import set_state
+from server.service.transitions import set_state
+from server.store.database import LOCK
 from server.store.failures import StorageFull
-from server.store.objects import ObjectMissing, ObjectStoreError
-from server.store.session import LOCK
+from server.store.object_store import ObjectMissing, ObjectStoreError
 from server.store.tables import Federation
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ FAILURES_BEFORE_PAUSE = 5
 
 
 def is_storage_failure(error: Exception) -> bool:
-    """Whether the database or the object store is away or full, which is no federation's fault and may pass."""
+    """Return whether the database or object store is unavailable or full, which is no federation's fault."""
     if isinstance(error, ObjectMissing):
         return False
     kinds = OperationalError | InterfaceError | InternalError | PoolTimeout | ObjectStoreError | StorageFull
@@ -30,13 +30,13 @@ def is_storage_failure(error: Exception) -> bool:
 
 @dataclass
 class Outcome:
-    """How some work on a federation ended."""
+    """How work on a federation ended."""
 
     storage_failed: bool = False
 
 
-class Isolation:
-    """Counts the failures in a row of each federation, for one kind of work of one process."""
+class FailureIsolation:
+    """Counts consecutive failures per federation, for one kind of work in one process."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -44,12 +44,12 @@ class Isolation:
 
     @contextmanager
     def of(self, federation_id: int) -> Iterator[Outcome]:
-        """Work on one federation; no exception gets out."""
+        """Contain all exceptions raised in the block, which works on one federation."""
         outcome = Outcome()
         try:
             yield outcome
         except Exception as error:
-            logger.exception("federation %d: its background work failed; trying again", federation_id)
+            logger.exception("background work for federation %d failed; trying again", federation_id)
             outcome.storage_failed = is_storage_failure(error)
             if not outcome.storage_failed:
                 self._count(federation_id, error)
@@ -63,7 +63,7 @@ class Isolation:
         try:
             self._pause(federation_id, f"{type(error).__name__}: {error}"[:500])
         except Exception:
-            logger.exception("federation %d cannot be paused; trying again", federation_id)
+            logger.exception("federation %d could not be paused; trying again", federation_id)
         else:
             del self._failures[federation_id]
 

@@ -1,1 +1,1 @@
-"""SQL: tables, sessions, queries and blobs, on SQLite and PostgreSQL alike."""
+"""SQL on SQLite and PostgreSQL alike: tables, transactions, blobs, and the schema version."""

@@ -1,8 +1,8 @@
-"""Bytes in chunks, written and read piece by piece, so that few have to hold a whole model.
+"""Byte strings stored in chunks, so that most code never holds a whole model in memory.
 
-The chunks are rows; their bytes are in the rows too, or in an object store when one is configured. An object is written
-before the row that refers to it and removed after that row is gone: a crash in between leaves an object that nothing
-refers to, never a row without its bytes. `server.service.cleaning` removes such objects.
+Each chunk is a row. Its bytes are in that row, or in an object store if one is configured. An object is written before
+the row that refers to it and deleted after that row: a crash in between leaves an unreferenced object, never a row
+without its bytes. `server.service.cleaning` removes such objects.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Gone
-from server.store.objects import ObjectStoreError, ObjectStoreFull
+from server.store.database import LOCK, Database, after_commit
+from server.store.object_store import ObjectStoreError, ObjectStoreFull
 from server.store.ownership import claim, claim_once
-from server.store.session import LOCK, Database, after_commit
 from server.store.tables import BLOB_REFERENCES, Blob, BlobChunk
 
 CHUNK_BYTES = 2 * 1024 * 1024
-_CHUNKS_PER_REMOVAL = 4  # in one transaction: others can write in between, and SQLite's log stays small
+_CHUNKS_PER_REMOVAL = 4  # per transaction, to let other writers in and keep SQLite's log small
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes that are ready to be referred to: in an object, or in memory."""
+    """Bytes of a future chunk: already in an object, or in memory."""
 
     size_bytes: int
     data: bytes
@@ -36,7 +36,7 @@ class Piece:
 
 
 def begin_blob(session: Session, blob_id: str | None = None) -> str:
-    """A new, empty blob."""
+    """Create an empty blob and return its id."""
     blob = Blob(id=blob_id or uuid.uuid4().hex, size_bytes=0, digest=None)
     session.add(blob)
     session.flush()
@@ -44,9 +44,9 @@ def begin_blob(session: Session, blob_id: str | None = None) -> str:
 
 
 def stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
-    """Bring bytes of an upload to where they are kept; call it outside of the transaction that appends them.
+    """Prepare bytes of an upload for `append`; call it outside the transaction that appends them.
 
-    Refused with StorageFull while the database's disk has no more than its reserve.
+    Raise StorageFull if only the reserve is left on the database's disk.
     """
     if db.objects is None:
         db.require_room()
@@ -66,7 +66,7 @@ def _stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
 
 
 def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
-    """Add bytes at the end of a blob that is being written; its new size."""
+    """Append to an unsealed blob; return its new size."""
     blob = session.get_one(Blob, blob_id, with_for_update=LOCK)
     for piece in pieces:
         session.add(
@@ -83,21 +83,21 @@ def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
 
 
 def seal(session: Session, blob_id: str, digest: str) -> Blob:
-    """The blob is whole and has this digest."""
+    """Mark the blob as complete with this digest."""
     blob = session.get_one(Blob, blob_id)
     blob.digest = digest
     return blob
 
 
 def is_unreferenced() -> ColumnElement[bool]:
-    """The condition that nothing refers to a blob."""
+    """Return the SQL condition that nothing refers to a blob."""
     return and_(*[~exists().where(column == Blob.id) for column in BLOB_REFERENCES])
 
 
-def drop(session: Session, blob_id: str) -> None:
-    """Remove a blob that nothing refers to any more; what is left of a large one goes after the commit.
+def remove_in(session: Session, blob_id: str) -> None:
+    """Remove an unreferenced blob in the caller's transaction; the rest of a large one follows after the commit.
 
-    If that fails, it will be collected.
+    If that part fails, the cleaner collects it.
     """
     is_gone, keys = _remove_some(session, blob_id)
 
@@ -105,15 +105,15 @@ def drop(session: Session, blob_id: str) -> None:
         try:
             _delete_objects(db, keys)
         except ObjectStoreError as error:
-            logger.warning("objects of blob %s were not removed, they will be collected: %s", blob_id, error)
+            logger.warning("objects of blob %s were not removed and will be collected later: %s", blob_id, error)
         if not is_gone:
-            discard(db, blob_id)
+            try_remove(db, blob_id)
 
     after_commit(session, finish)
 
 
 def remove(db: Database, blob_id: str) -> None:
-    """Remove a blob that nothing refers to, a few chunks per transaction."""
+    """Remove an unreferenced blob, a few chunks per transaction."""
     is_gone = False
     while not is_gone:
         with db.write() as session:
@@ -122,11 +122,11 @@ def remove(db: Database, blob_id: str) -> None:
 
 
 def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
-    """Remove the first chunks and, with the last ones, the blob; (whether it is gone, keys of the chunks' objects)."""
+    """Remove the first chunks, and the blob with the last ones; return (whether it is gone, keys of their objects)."""
     session.flush()
-    session.get(Blob, blob_id, with_for_update=True)  # waits for whoever is about to refer to it
+    session.get(Blob, blob_id, with_for_update=True)  # waits for a transaction about to refer to it
     unused = session.execute(select(Blob.id).where(Blob.id == blob_id, is_unreferenced())).first()
-    if unused is None:  # gone already; or dropped by mistake, and a blob in use is never touched
+    if unused is None:  # already gone, or still in use: such a blob is never touched
         return True, []
     chunks = select(BlobChunk.start, BlobChunk.object_key).where(BlobChunk.blob_id == blob_id)
     rows = session.execute(chunks.order_by(BlobChunk.start).limit(_CHUNKS_PER_REMOVAL)).all()
@@ -144,9 +144,9 @@ def _delete_objects(db: Database, keys: list[str]) -> None:
 
 
 def store(db: Database, data: bytes) -> str:
-    """Write a whole blob in short transactions, one per chunk, and seal it; nothing refers to it yet.
+    """Write and seal a blob, one short transaction per chunk; return its id. Nothing refers to it yet.
 
-    Leaves nothing behind when it fails; StorageFull, before a byte is written, when there is no room.
+    Leave nothing behind on failure. Raise StorageFull before the first byte if there is no room.
     """
     blob_id = uuid.uuid4().hex
     if db.objects is None:
@@ -161,22 +161,24 @@ def store(db: Database, data: bytes) -> str:
                 if begin + CHUNK_BYTES >= len(data):
                     seal(session, blob_id, hashlib.sha256(data).hexdigest())
     except Exception:
-        discard(db, blob_id)
+        try_remove(db, blob_id)
         raise
     return blob_id
 
 
-def discard(db: Database, *blob_ids: str | None) -> None:
-    """Remove blobs that were written in vain; what cannot be removed now will be collected."""
+def try_remove(db: Database, *blob_ids: str | None) -> None:
+    """Remove blobs that turned out not to be needed. Failures are logged; the cleaner collects the rest."""
     for blob_id in filter(None, blob_ids):
         try:
             remove(db, blob_id)
         except (SQLAlchemyError, ObjectStoreError) as error:
-            logger.warning("blob %s was not removed, it will be collected: %s", blob_id, getattr(error, "orig", error))
+            logger.warning(
+                "blob %s was not removed and will be collected later: %s", blob_id, getattr(error, "orig", error)
+            )
 
 
 def read(db: Database, blob_id: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes from `begin` up to `end`, one chunk in memory at a time; Gone, at once, when some are not there."""
+    """Yield the bytes from `begin` to `end`, one chunk at a time. Raise Gone up front if any are missing."""
     wanted = select(BlobChunk.start, BlobChunk.size_bytes, BlobChunk.object_key).where(
         BlobChunk.blob_id == blob_id, BlobChunk.start + BlobChunk.size_bytes > begin
     )
@@ -212,23 +214,23 @@ def _pieces(
 def _from_object(db: Database, key: str, begin: int, end: int) -> bytes:
     if db.objects is None:
         raise ObjectStoreError(
-            "Tensors of this coordinator are in an object store that it was not told of.",
-            next_step="Set DISTRANS_BLOBS to the address that they were written to.",
+            "Tensors of this coordinator are in an object store, but DISTRANS_BLOBS is not set.",
+            next_step="Set DISTRANS_BLOBS to the address they were written to.",
         )
     return db.objects.get(key, begin, end)
 
 
 def _dropped() -> Gone:
-    return Gone("tensors-dropped", "These tensors are no longer kept.")
+    return Gone("tensors-dropped", "These tensors have been deleted.")
 
 
 def read_all(db: Database, blob_id: str) -> bytes:
-    """A whole blob in memory; for one at a time."""
+    """Return a whole blob. Hold only one at a time."""
     return b"".join(read(db, blob_id))
 
 
 def unreferenced_objects(db: Database) -> set[str]:
-    """The keys of the objects that no chunk refers to, among them those that are about to be referred to."""
+    """Return the keys of objects that no chunk refers to, including ones about to be referred to."""
     found: set[str] = set()
     for keys in db.objects.list_keys() if db.objects is not None else ():
         blob_ids = {key.partition("/")[0] for key in keys}
@@ -239,9 +241,9 @@ def unreferenced_objects(db: Database) -> set[str]:
 
 
 def delete_objects(db: Database, keys: Collection[str]) -> None:
-    """Remove objects that nothing refers to.
+    """Delete unreferenced objects.
 
-    Refused when the prefix belongs to another coordinator, whose objects would all look like garbage.
+    Raise if the prefix belongs to another coordinator, whose objects would all look like garbage.
     """
     if db.objects is not None and keys:
         claim(db)

@@ -1,41 +1,41 @@
-"""What a storage error means: no room left, somebody else in the way, or, if neither, a database that is away."""
+"""Classifies storage errors: disk full, or busy; anything else means the database is unavailable."""
 
 import sqlite3
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
 
 _FULL_STATE = "53100"
 _BUSY_STATES = {
     "55P03",  # lock_timeout
     "57014",  # statement_timeout
     "25P03",  # idle_in_transaction_session_timeout
-    "40P01",  # a deadlock
-    "40001",  # a serialization failure
+    "40P01",  # deadlock
+    "40001",  # serialization failure
     "53300",  # too many connections
 }
 
 
 class StorageFull(DistransError):
-    """There is no room for more tensors."""
+    """No space left for tensors."""
 
     code = "storage-full"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the database reported that its disk, or its quota, is full."""
+    """Return whether the database reported a full disk or quota."""
     return _state(error) == _FULL_STATE or _sqlite_code(error) == sqlite3.SQLITE_FULL
 
 
 def is_io_error(error: BaseException) -> bool:
-    """Whether SQLite failed to read or write a file. A full disk can look like this too, for example in -shm."""
+    """Return whether SQLite failed to read or write a file. A full disk can cause this too, e.g. in -shm."""
     return _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether others were in the way, so that the same request may well succeed soon."""
+    """Return whether other transactions were in the way, so that a retry may succeed."""
     return (
         isinstance(error, PoolTimeout)
         or _state(error) in _BUSY_STATES
@@ -52,6 +52,6 @@ def _state(error: BaseException) -> str | None:
 
 
 def _sqlite_code(error: BaseException) -> int | None:
-    """The primary result code; the extended ones carry it in their lowest byte."""
+    """Return the primary result code, which is the lowest byte of an extended one."""
     code = getattr(_cause(error), "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

@@ -1,30 +1,30 @@
-"""Whose an object store's prefix is. Two coordinators on one prefix would collect each other's models as garbage."""
+"""Ownership of an object store prefix: two coordinators sharing one would delete each other's models as garbage."""
 
 import uuid
 from contextlib import suppress
 
 from sqlalchemy.exc import IntegrityError
 
-from server.store.objects import OWNER_KEY, ObjectStoreError
-from server.store.session import Database
+from server.store.database import Database
+from server.store.object_store import OWNER_KEY, ObjectStoreError
 from server.store.tables import Coordinator
 
 
 def claim(db: Database) -> None:
-    """Mark the prefix as this coordinator's, or refuse one that belongs to another. Replicas share one identity."""
+    """Claim the prefix for this coordinator; raise if another owns it. Replicas share one identity."""
     if db.objects is None:
         return
     owner = db.objects.claim(identity := _identity(db))
     if owner != identity:
         raise ObjectStoreError(
-            f"{db.objects.address} belongs to the coordinator {owner[:32]!r}, this is {identity!r}.",
-            next_step="Give this coordinator a prefix of its own with DISTRANS_BLOBS. "
-            f"Only if nobody else uses this one: delete the object {OWNER_KEY} in it.",
+            f"{db.objects.address} belongs to coordinator {owner[:32]!r}; this is {identity!r}.",
+            next_step="Set DISTRANS_BLOBS to a prefix that no other coordinator uses. "
+            f"If the other coordinator no longer exists, delete the object {OWNER_KEY} in this prefix instead.",
         )
 
 
 def claim_once(db: Database) -> None:
-    """`claim`, the first time that this process writes an object."""
+    """Call `claim` the first time this process writes an object."""
     if db.objects is not None and not db.objects.is_claimed:
         claim(db)
         db.objects.is_claimed = True
@@ -35,6 +35,6 @@ def _identity(db: Database) -> str:
         found = session.get(Coordinator, 1)
     if found is not None:
         return found.id
-    with suppress(IntegrityError), db.write() as session:  # another replica may be first
+    with suppress(IntegrityError), db.write() as session:  # another replica may get there first
         session.add(Coordinator(place=1, id=uuid.uuid4().hex))
     return _identity(db)

@@ -1,4 +1,4 @@
-"""The schema's version: upgrade it, or refuse to work with one that does not fit."""
+"""The schema version: upgrades it, and refuses to work with the wrong one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
+from server.store.database import Database, DatabaseError
 from server.store.failures import is_busy
-from server.store.session import Database, DatabaseError
 
 
 def _config() -> Config:
@@ -23,13 +23,13 @@ def _config() -> Config:
 
 
 def current_version(db: Database) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """Return the database's schema revision, or None if it is empty."""
     with _readable_errors(), db.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def upgrade(db: Database) -> tuple[str | None, str | None]:
-    """Bring the schema to this program's version; (before, after). Of several at once, one does it, the others wait."""
+    """Upgrade the schema to this program's version; return (before, after). Concurrent calls wait for the first."""
     config = _config()
     with _readable_errors(), db.migration() as connection:
         context = MigrationContext.configure(connection)
@@ -48,15 +48,13 @@ def _readable_errors() -> Iterator[None]:
         cause = str(error.orig).strip().splitlines()[0] if error.orig else "no reason given"
         if is_busy(error):
             raise DatabaseError(
-                f"The database is in use: {cause}.", next_step="Run it again; if that fails, stop the coordinators."
+                f"The database is in use: {cause}.", next_step="Try again; if that fails, stop the coordinators first."
             ) from error
-        raise DatabaseError(
-            f"The database cannot be reached: {cause}.", next_step="Check the address given with --db or DISTRANS_DB."
-        ) from error
+        raise DatabaseError(f"Cannot reach the database: {cause}.", next_step="Check --db or DISTRANS_DB.") from error
 
 
 def require_current(db: Database, upgrade_command: str = "distrans-server db upgrade") -> None:
-    """Refuse to start on a schema of another version, with the command that upgrades it."""
+    """Raise DatabaseError, with the upgrade command, unless the schema is current."""
     found = current_version(db)
     _refuse_newer(found)
     wanted = ScriptDirectory.from_config(_config()).get_current_head()
@@ -69,6 +67,6 @@ def _refuse_newer(found: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     if found is not None and found not in known:
         raise DatabaseError(
-            f"The database has schema {found}, newer than this program knows.",
+            f"The database has schema {found}, which is newer than this program.",
             next_step="Install the newer release: pip install --upgrade distrans",
         )

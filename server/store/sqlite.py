@@ -1,4 +1,4 @@
-"""The embedded database: its files, what every connection is told, and its write-ahead log."""
+"""The embedded database: files, connection settings, and write-ahead log."""
 
 import logging
 import os
@@ -9,44 +9,44 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from shared.files import sync_folder
+from shared.system.files import sync_folder
 
 BUSY_TIMEOUT_MS = 60_000
-WAL_LIMIT_BYTES = 16 * 1024 * 1024  # a log beyond this is written back and truncated
-_CHECKPOINT_WAIT_MS = 250  # for readers of the log to finish; writers wait meanwhile
+WAL_LIMIT_BYTES = 16 * 1024 * 1024  # a larger log is written back and truncated
+_CHECKPOINT_WAIT_MS = 250  # for readers of the log; writers wait meanwhile
 logger = logging.getLogger(__name__)
 
 
 def prepare_file(file: Path) -> None:
-    """Create the database's file if there is none, and make sure that only its owner can read it.
+    """Create the database file if needed, and make it readable by its owner only.
 
-    SQLite gives the files beside it the same mode, whatever the umask. The folder is synced: a file that survives a
-    power cut is of no use without its name.
+    SQLite gives -wal and -shm the same mode, whatever the umask. The folder is synced so that the name of a new file
+    survives a power cut.
     """
     try:
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(file.parent)
     except FileExistsError:
-        for name in (file, *beside(file)):
-            _hide(name)
+        for name in (file, *wal_files(file)):
+            _restrict(name)
 
 
-def beside(file: Path) -> tuple[Path, Path]:
-    """The write-ahead log and its index."""
+def wal_files(file: Path) -> tuple[Path, Path]:
+    """Return the paths of the write-ahead log and its index."""
     return Path(f"{file}-wal"), Path(f"{file}-shm")
 
 
-def _hide(file: Path) -> None:
+def _restrict(file: Path) -> None:
     try:
         found = file.stat()
         mode = stat.S_IMODE(found.st_mode)
-        if mode & 0o077 and stat.S_ISREG(found.st_mode):  # an address may name a folder by mistake
+        if mode & 0o077 and stat.S_ISREG(found.st_mode):  # the URL may name a folder by mistake
             file.chmod(mode & 0o700)
-            logger.warning("%s was open to others (mode %o); changed to %o", file, mode, mode & 0o700)
+            logger.warning("%s was accessible to other users (mode %o); changed to %o", file, mode, mode & 0o700)
     except FileNotFoundError:
         return
     except OSError as error:
-        logger.warning("%s is open to others and cannot be closed to them: %s", file, error.strerror)
+        logger.warning("%s is accessible to other users and could not be changed: %s", file, error.strerror)
 
 
 def prepare_connection(connection: Any, _record: Any) -> None:
@@ -54,27 +54,27 @@ def prepare_connection(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut; NORMAL syncs later
+    cursor.execute("PRAGMA synchronous = FULL")  # commits survive a power cut; NORMAL would sync later
     cursor.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
 
 def begin(connection: Connection) -> None:
-    """Begin a transaction; sqlite3 itself is in autocommit mode, so that a write can take its lock at the start."""
+    """Begin a transaction. sqlite3 is in autocommit mode, so that a write can take its lock right away."""
     connection.exec_driver_sql(connection.get_execution_options().get("distrans_begin", "BEGIN"))
 
 
 def wal_bytes(file: Path) -> int:
-    """The size of the write-ahead log on the disk."""
+    """Return the size of the write-ahead log on disk."""
     try:
-        return beside(file)[0].stat().st_size
+        return wal_files(file)[0].stat().st_size
     except FileNotFoundError:
         return 0
 
 
 def truncate_wal(connection: sqlite3.Connection) -> bool:
-    """Write the log back into the database and empty it; False when a long reader still needs it."""
+    """Write the log back into the database and truncate it; return False if a long reader still needs it."""
     connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_WAIT_MS}")
     try:
         is_blocked = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]

@@ -1,7 +1,8 @@
-"""The tables. Rules that must always hold are constraints here, not code elsewhere.
+"""The tables. Invariants are constraints here, not code elsewhere.
 
-Columns that end in `_at` are seconds since 1970, UTC, for people to read. What is judged by time (deadlines, leases,
-stalled uploads) is in columns that end in `_uptime`: seconds that the coordinator has been up, whatever its clock says.
+Columns ending in `_at` are seconds since 1970, UTC, for people to read; only `Invite.expires_at` is enforced. Columns
+ending in `_uptime`, and `lease_until`, are seconds the coordinator has been up, whatever its clock says: deadlines,
+leases and stalled uploads are measured in these.
 """
 
 from sqlalchemy import (
@@ -24,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    """Constraint names follow one rule, so that migrations can name them."""
+    """Names constraints by one rule, so that migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -42,16 +43,16 @@ def _one_of(column: str, *values: str) -> str:
 
 
 class CoordinatorClock(Base):
-    """One row: how long the coordinator has been up, over all its processes and restarts; it never goes back."""
+    """One row: total uptime of the coordinator across processes and restarts. It never decreases."""
 
     __tablename__ = "clock"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     uptime: Mapped[float] = mapped_column(Float)
-    counted_at: Mapped[float] = mapped_column(Float)  # when it was that long, to tell people when a deadline is
+    counted_at: Mapped[float] = mapped_column(Float)  # wall-clock time of the last count, to show deadlines to people
 
 
 class Blob(Base):
-    """Bytes of any length, kept as chunks. Without a digest it is still being written."""
+    """Bytes of any length, stored in chunks. Without a digest it is still being written."""
 
     __tablename__ = "blobs"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -60,7 +61,7 @@ class Blob(Base):
 
 
 class BlobChunk(Base):
-    """A piece of a blob, by the position of its first byte."""
+    """Part of a blob, keyed by the position of its first byte."""
 
     __tablename__ = "blob_chunks"
     blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id", ondelete="CASCADE"), primary_key=True)
@@ -81,25 +82,25 @@ class Federation(Base):
     name: Mapped[str] = mapped_column(String(64), unique=True)
     plan: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(Text, default="")  # clients read it: no other client's name stands in it
-    reason_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator alone
+    reason: Mapped[str] = mapped_column(Text, default="")  # shown to clients: must not name other clients
+    reason_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator only
     created_at: Mapped[float] = mapped_column(Float)
     state_since: Mapped[float] = mapped_column(Float)
     completed_rounds: Mapped[int] = mapped_column(default=0)
     best_accuracy: Mapped[float | None] = mapped_column(Float)
     best_model: Mapped[int | None]
     stale_rounds: Mapped[int] = mapped_column(default=0)
-    due_uptime: Mapped[float | None] = mapped_column(Float, index=True)  # when what it waits for is overdue
+    due_uptime: Mapped[float | None] = mapped_column(Float, index=True)  # when what it is waiting for is overdue
     look_uptime: Mapped[float | None] = mapped_column(
         Float, index=True
-    )  # when somebody may count as absent before that
-    held_s: Mapped[float | None] = mapped_column(Float)  # what was left until then when it was paused
-    deleted_at: Mapped[float | None] = mapped_column(Float)  # nobody sees it any more; its rows are being removed
-    version: Mapped[int] = mapped_column(BigInteger, default=0)  # grows when long polls should look again
+    )  # when a client may count as absent before that
+    held_s: Mapped[float | None] = mapped_column(Float)  # time left until due_uptime when it was paused
+    deleted_at: Mapped[float | None] = mapped_column(Float)  # no longer visible; its rows are being removed
+    version: Mapped[int] = mapped_column(BigInteger, default=0)  # incremented to end long polls
 
 
 class Client(Base):
-    """An enrolled site. A name belongs to one active client of a federation at a time."""
+    """An enrolled site. Names are unique among the active clients of a federation."""
 
     __tablename__ = "clients"
     __table_args__ = (
@@ -117,27 +118,35 @@ class Client(Base):
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), index=True)
     name: Mapped[str] = mapped_column(String(64))
     token_hash: Mapped[str] = mapped_column(String(64))
-    next_token_hash: Mapped[str | None] = mapped_column(String(64))  # takes the place of the first when it is used
-    token_generation: Mapped[int] = mapped_column(default=0, server_default="0")  # grows when tokens end at once
-    attempt_hash: Mapped[str | None] = mapped_column(String(64))  # who may repeat the join; until it authenticates
-    certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the one that it has to show, if any
+    next_token_hash: Mapped[str | None] = mapped_column(String(64))  # replaces token_hash when first used
+    token_generation: Mapped[int] = mapped_column(
+        default=0, server_default="0"
+    )  # incremented to invalidate tokens at once
+    attempt_hash: Mapped[str | None] = mapped_column(
+        String(64)
+    )  # who may repeat the join, until the client authenticates
+    certificate: Mapped[str | None] = mapped_column(String(64))  # SHA-256 of the certificate it must present, if any
     class_counts: Mapped[str] = mapped_column(Text)
-    held_out_images: Mapped[int | None]  # None: the agent is of an older release
+    held_out_images: Mapped[int | None]  # None: agent of an older release
     agent_version: Mapped[str] = mapped_column(String(64))
     device: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
     joined_at: Mapped[float] = mapped_column(Float)
     last_seen_at: Mapped[float] = mapped_column(Float)
-    heard_uptime: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")  # the same, to judge absence by
-    activity: Mapped[str] = mapped_column(String(16), default="", server_default="")  # what its agent reported last;
-    activity_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator and itself
+    heard_uptime: Mapped[float] = mapped_column(
+        Float, default=0.0, server_default="0"
+    )  # the same as uptime, decides absence
+    activity: Mapped[str] = mapped_column(String(16), default="", server_default="")  # last reported by its agent
+    activity_detail: Mapped[str] = mapped_column(Text, default="", server_default="")  # for the operator and the client
     troubles: Mapped[str] = mapped_column(Text, default="[]", server_default="[]")
-    status_at: Mapped[float | None] = mapped_column(Float)  # of that report; None: its agent makes none
-    counted: Mapped[bool] = mapped_column(Boolean, default=True, server_default=true())  # in the pooled accuracy
+    status_at: Mapped[float | None] = mapped_column(Float)  # time of that report; None: its agent does not report
+    counted: Mapped[bool] = mapped_column(
+        Boolean, default=True, server_default=true()
+    )  # whether its measurements are pooled
 
 
 class Invite(Base):
-    """Lets one site join, once; with the same attempt again until its client has authenticated."""
+    """Lets one site join once. The same attempt may be repeated until its client has authenticated."""
 
     __tablename__ = "invites"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -145,16 +154,16 @@ class Invite(Base):
     token_hash: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
-    note: Mapped[str] = mapped_column(String(200), default="", server_default="")  # for the operator alone
+    note: Mapped[str] = mapped_column(String(200), default="", server_default="")  # for the operator only
     revoked_at: Mapped[float | None] = mapped_column(Float)
     used_at: Mapped[float | None] = mapped_column(Float)
     used_by: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
 
 
 class Model(Base):
-    """A global model: number 0 is θ⁰, number n came out of round n. The newest few keep their private server state.
+    """A global model: number 0 is θ⁰, number n is the result of round n. The newest few keep their server state.
 
-    The bytes of old ones go when retention says so, the record stays.
+    Retention deletes the bytes of old models but never the rows.
     """
 
     __tablename__ = "models"
@@ -162,13 +171,15 @@ class Model(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     private_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
-    private_dropped: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it had one once
-    rounds_done: Mapped[int] = mapped_column(default=0, server_default="0")  # that led to it
+    private_dropped: Mapped[bool] = mapped_column(
+        Boolean, default=False, server_default=false()
+    )  # it had server state once
+    rounds_done: Mapped[int] = mapped_column(default=0, server_default="0")  # completed rounds behind this model
     created_at: Mapped[float] = mapped_column(Float)
 
 
 class Round(Base):
-    """One round. Facts and roster are frozen when it opens, so that whoever aggregates it gets the same result."""
+    """One round. Facts and roster are frozen when it opens, so that any process aggregates it to the same result."""
 
     __tablename__ = "rounds"
     __table_args__ = (
@@ -193,9 +204,11 @@ class Round(Base):
     roster: Mapped[str] = mapped_column(Text)
     opened_at: Mapped[float] = mapped_column(Float)
     closed_at: Mapped[float | None] = mapped_column(Float)
-    clock_started: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # the time to upload
+    clock_started: Mapped[bool] = mapped_column(
+        Boolean, default=False, server_default=false()
+    )  # of the upload deadline
     lease_owner: Mapped[str | None] = mapped_column(String(32))
-    lease_until: Mapped[float | None] = mapped_column(Float)  # in uptime
+    lease_until: Mapped[float | None] = mapped_column(Float)  # uptime
 
 
 class Participant(Base):
@@ -204,21 +217,23 @@ class Participant(Base):
     __tablename__ = "participants"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
-    seen: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # it was handed the round
-    most_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # of its uploads under way
+    seen: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())  # has been handed the round
+    most_bytes: Mapped[int] = mapped_column(
+        BigInteger, default=0, server_default="0"
+    )  # largest size any of its uploads reached
 
 
 class Absence(Base):
-    """Why a client has no update in a round: it was absent when the round opened, or missing when it closed."""
+    """Why a client has no update in a round: absent when it opened, or missing when it closed."""
 
     __tablename__ = "absences"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id", ondelete="CASCADE"), primary_key=True)
-    reason: Mapped[str] = mapped_column(Text)  # for the operator and the client itself
+    reason: Mapped[str] = mapped_column(Text)  # for the operator and the client
 
 
 class Update(Base):
-    """An accepted upload: one per participant and round. Its bytes go when retention says so, the record stays."""
+    """An accepted upload: one per participant and round. Retention deletes its bytes but never the row."""
 
     __tablename__ = "updates"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True)
@@ -231,7 +246,7 @@ class Update(Base):
 
 
 class Transfer(Base):
-    """An upload under way: one per participant and round."""
+    """An upload in progress: one per participant and round."""
 
     __tablename__ = "transfers"
     __table_args__ = (UniqueConstraint("round_id", "client_id"),)
@@ -243,12 +258,12 @@ class Transfer(Base):
     length_bytes: Mapped[int] = mapped_column(BigInteger)
     digest: Mapped[str] = mapped_column(String(64))
     started_at: Mapped[float] = mapped_column(Float)
-    touched_uptime: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")  # begun, or appended to
-    grown_uptime: Mapped[float | None] = mapped_column(Float)  # the last byte past all that this client ever had here
+    touched_uptime: Mapped[float] = mapped_column(Float, default=0.0, server_default="0")  # started or last appended to
+    grown_uptime: Mapped[float | None] = mapped_column(Float)  # last byte beyond Participant.most_bytes
 
 
 class Evaluation(Base):
-    """What a client measured with a global model on its held-out data."""
+    """A client's measurement of a global model on its held-out data."""
 
     __tablename__ = "evaluations"
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
@@ -259,22 +274,22 @@ class Evaluation(Base):
 
 
 class Personal(Base):
-    """The tensors addressed to one client, to be used with one global model; made once, then served as they are."""
+    """Tensors for one client and one global model; computed once, then served unchanged."""
 
     __tablename__ = "personals"
     federation_id: Mapped[int] = mapped_column(ForeignKey("federations.id", ondelete="CASCADE"), primary_key=True)
     model_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    round_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # 0: for serving, outside of rounds
+    round_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # 0: for serving, outside any round
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
     blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
 
 
-# Every column that keeps a blob alive. Each has an index: the database looks all of them up for each blob it deletes.
+# Every column that keeps a blob alive. All are indexed: deleting a blob looks up each of them.
 BLOB_REFERENCES = (Model.blob_id, Model.private_blob_id, Update.blob_id, Transfer.blob_id, Personal.blob_id)
 
 
 class Coordinator(Base):
-    """The identity that all replicas on this database share; an object store's prefix is marked with it."""
+    """The identity shared by all replicas on this database; marks its prefix in an object store."""
 
     __tablename__ = "coordinator"
     __table_args__ = (CheckConstraint("place = 1", name="one_row"),)
@@ -283,7 +298,7 @@ class Coordinator(Base):
 
 
 class AuditEntry(Base):
-    """Who did what, when, from where. Triggers in the database refuse changes and deletions."""
+    """Who did what, when, and from where. Database triggers prevent changes and deletions."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(primary_key=True)

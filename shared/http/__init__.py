@@ -1,1 +1,1 @@
-"""What both web services need around their applications: connections, TLS, headers, problems. No routes."""
+"""HTTP code both programs share. `client*.py` calls a coordinator; everything else serves requests. No routes."""

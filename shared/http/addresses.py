@@ -1,11 +1,11 @@
-"""Network addresses as limits count them."""
+"""Network addresses, as rate and connection limits count them."""
 
 import ipaddress
 from collections.abc import Iterable
 
 
-def as_counted(address: str) -> str:
-    """The address that stands for one caller: of IPv6 the /64, because a single machine has all the addresses in it."""
+def address_key(address: str) -> str:
+    """Return the key under which limits count a caller: for IPv6 its /64, since one machine can use all of it."""
     found = _parse(address)
     if isinstance(found, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((int(found), 64), strict=False))
@@ -13,7 +13,7 @@ def as_counted(address: str) -> str:
 
 
 def is_within(address: str, networks: Iterable[str]) -> bool:
-    """Whether the address is one of these addresses or networks."""
+    """Return whether the address is in one of these networks."""
     found = _parse(address)
     return found is not None and any(found in ipaddress.ip_network(network) for network in networks)
 

@@ -1,4 +1,4 @@
-"""The page that shows the API, from local files: a hospital's network may have no way to other hosts."""
+"""The interactive API page, served from local files: a hospital's network may not reach other hosts."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
-from shared.http.headers import CONTENT_SECURITY_POLICY
+from shared.http.security_headers import CONTENT_SECURITY_POLICY
 
 _ASSETS = "/docs-assets"
 _FILES = Path(fastapi_offline.__file__).parent / "static"
@@ -37,7 +37,7 @@ def install(app: FastAPI) -> None:
 
 
 def _policy_for(page: str) -> str:
-    """The usual policy, which also allows the page's own script and the styles that Swagger UI writes."""
+    """Return the usual policy, extended to allow the page's inline script and the styles Swagger UI writes."""
     scripts = [hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(page)]
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts)
     return CONTENT_SECURITY_POLICY.replace("script-src 'self'", f"script-src 'self' {allowed}").replace(

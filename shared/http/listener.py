@@ -1,4 +1,4 @@
-"""A listening socket that bounds how many connections are open, in total and from one address."""
+"""A listening socket that limits open connections, in total and per address."""
 
 import asyncio
 import logging
@@ -10,46 +10,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import override
-from uvicorn import Config
 
-from shared.http.addresses import as_counted, is_within
-from shared.problems import DistransError
+from shared.contract.errors import DistransError
+from shared.http.addresses import address_key, is_within
 
 logger = logging.getLogger(__name__)
+_BACKLOG = 2048
 _REPORT_EVERY_S = 10.0
-_TLS_HELLO_S = 10.0
-_TLS_GOODBYE_S = 2.0
+_TLS_HANDSHAKE_S = 10.0
+_TLS_SHUTDOWN_S = 2.0
 
 
-def listen(config: Config) -> socket.socket:
-    """Bind and listen: from here on connections queue up, also while the application still starts."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    is_any = config.host == "::" and socket.has_dualstack_ipv6()  # IPv4 too
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen. Connections queue up from here on, even while the application is still starting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_any = host == "::" and socket.has_dualstack_ipv6()  # accepts IPv4 too
     try:
-        listening = socket.create_server(
-            (config.host, config.port), family=family, backlog=config.backlog, dualstack_ipv6=is_any
-        )
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_any)
     except OSError as error:
         cause = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise DistransError(
-            f"Cannot listen on {config.host}:{config.port}: {cause}.",
-            next_step="Is another program there? Try --port.",
+            f"Cannot listen on {host}:{port}: {cause}.",
+            next_step="Stop the program that uses the port, or choose another one with --port.",
         ) from error
     listening.set_inheritable(True)  # worker processes accept from it
-    # Accepted sockets inherit it. asyncio sets it only on sockets that name their protocol, which these do not, and
-    # without it every answer waits 40 ms for the peer's delayed acknowledgment of its head.
+    # Accepted sockets inherit it. asyncio sets it only on sockets created with an explicit protocol, unlike these, and
+    # without it every response waits 40 ms for the peer's delayed acknowledgment of its headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 class Listener(socket.socket):
-    """Closes connections over a limit as soon as they are accepted. A limit of 0 means no limit.
+    """A socket that closes connections over a limit as soon as it accepts them. A limit of 0 means no limit.
 
-    Descriptors are counted, not requests: a connection that never finishes its TLS handshake takes one too.
+    It counts descriptors, not requests: a connection that never finishes its TLS handshake uses one too.
     """
 
     def __init__(self, listening: socket.socket, *, total: int, per_address: int, exempt: Sequence[str] = ()) -> None:
-        """Listen in the place of a socket, which stays open. Networks in `exempt` have no limit per address."""
+        """Take over from a listening socket, which stays open. Networks in `exempt` have no limit per address."""
         super().__init__(listening.family, listening.type, listening.proto, os.dup(listening.fileno()))
         self._total, self._per_address, self._exempt = total, per_address, exempt
         self._open: Counter[str] = Counter()
@@ -58,10 +56,10 @@ class Listener(socket.socket):
 
     @override
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; one over a limit is closed and reported as aborted, which servers ignore."""
+        """Return the next connection. Close one over a limit and raise ConnectionAbortedError, which servers ignore."""
         accepted, address = super().accept()
         host = str(address[0]) if isinstance(address, tuple) else ""
-        key = as_counted(host)
+        key = address_key(host)
         if reason := self._refusal(host, key):
             if time.monotonic() >= self._report_after:
                 self._report_after = time.monotonic() + _REPORT_EVERY_S
@@ -74,9 +72,9 @@ class Listener(socket.socket):
 
     def _refusal(self, host: str, key: str) -> str | None:
         if self._total and self._open_in_total >= self._total:
-            return f"{self._total} connections are open, the limit of this process"
+            return f"{self._total} connections are open, the limit per process"
         if self._per_address and self._open[key] >= self._per_address and not is_within(host, self._exempt):
-            return f"{self._per_address} connections are open from there, the limit for one address"
+            return f"{self._per_address} connections from it are open, the limit per address"
         return None
 
     def _forget(self, key: str) -> None:
@@ -87,15 +85,15 @@ class Listener(socket.socket):
 
 
 class TlsLoop(asyncio.SelectorEventLoop):
-    """asyncio's event loop, which a Listener needs, for servers with TLS: it soon ends connections of silent peers.
+    """asyncio's event loop, which a Listener needs, with short TLS timeouts for silent peers.
 
-    asyncio itself waits 60 s for the handshake and 30 s for the answer to the goodbye, which idle peers never send.
+    By default asyncio waits 60 s for the handshake and 30 s for the closing message, which idle peers never send.
     """
 
     @override
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         if options.get("ssl") is not None:
-            options |= {"ssl_handshake_timeout": _TLS_HELLO_S, "ssl_shutdown_timeout": _TLS_GOODBYE_S}
+            options |= {"ssl_handshake_timeout": _TLS_HANDSHAKE_S, "ssl_shutdown_timeout": _TLS_SHUTDOWN_S}
         return await super().create_server(*arguments, **options)
 
 

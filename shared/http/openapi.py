@@ -1,8 +1,8 @@
-"""What the OpenAPI documents of both programs have in common.
+"""What the OpenAPI documents of both programs share.
 
 FastAPI describes the parameters and bodies that functions declare. `install` adds what it cannot know: that every error
-is a problem, which headers answers carry, that HEAD has no body, and which calls need no token. It works on the whole
-document, so new routes are covered without a line of their own.
+is a problem, which headers responses carry, that HEAD has no body, and which calls need no token. It works on the whole
+document, so new routes need no extra code.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,32 +12,32 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from shared import versions
+from shared.contract import versions
+from shared.contract.messages import Problem
 from shared.http.problems import MEDIA_TYPE
-from shared.schemas import Problem
 
 Responses = dict[int | str, dict[str, Any]]
 
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer", "minimum": 0}
 HEADERS: dict[str, dict[str, Any]] = {
-    "Accept-Encoding": {"description": "Encodings of request bodies that are accepted.", "schema": _TEXT},
-    "Accept-Ranges": {"description": "`bytes`: parts can be asked for with Range.", "schema": _TEXT},
-    "Content-Range": {"description": "Which bytes these are, of how many.", "schema": _TEXT},
-    versions.HEADER: {"description": "The version of the protocol that this coordinator speaks.", "schema": _INTEGER},
+    "Accept-Encoding": {"description": "Accepted encodings of request bodies.", "schema": _TEXT},
+    "Accept-Ranges": {"description": "`bytes`: Range requests are supported.", "schema": _TEXT},
+    "Content-Range": {"description": "Position of these bytes in the whole body, and its size.", "schema": _TEXT},
+    versions.HEADER: {"description": "The protocol version of this coordinator.", "schema": _INTEGER},
     "ETag": {
-        "description": "The SHA-256 of the whole body, in quotes; for If-None-Match and If-Range.",
+        "description": "SHA-256 of the whole body, in quotes; for If-None-Match and If-Range.",
         "schema": _TEXT,
     },
-    "Location": {"description": "The upload resource: HEAD, PATCH and DELETE go there.", "schema": _TEXT},
+    "Location": {"description": "URL of the upload, for HEAD, PATCH and DELETE.", "schema": _TEXT},
     "Repr-Digest": {"description": "RFC 9530: `sha-256=:BASE64:` of the whole body.", "schema": _TEXT},
     "Retry-After": {"description": "Seconds to wait before the next attempt.", "schema": _INTEGER},
-    "Upload-Complete": {"description": "`?1` when the upload is whole, else `?0`.", "schema": _TEXT},
-    "Upload-Length": {"description": "Bytes of the whole upload, once they are known.", "schema": _INTEGER},
-    "Upload-Limit": {"description": "`max-size=N`: the most bytes that an update may have.", "schema": _TEXT},
-    "Upload-Offset": {"description": "Bytes that are stored: where the next part begins.", "schema": _INTEGER},
+    "Upload-Complete": {"description": "`?1` if the upload is complete, else `?0`.", "schema": _TEXT},
+    "Upload-Length": {"description": "Size of the whole upload in bytes, once known.", "schema": _INTEGER},
+    "Upload-Limit": {"description": "`max-size=N`: the maximum size of an update in bytes.", "schema": _TEXT},
+    "Upload-Offset": {"description": "Bytes stored so far: where the next part starts.", "schema": _INTEGER},
     "WWW-Authenticate": {"description": "`Bearer`: send a token.", "schema": _TEXT},
     "X-Request-ID": {
-        "description": "The request's id in the service's log; the caller's own, if it sent one.",
+        "description": "The request's id in the service's log: the one the caller sent, if any.",
         "schema": _TEXT,
     },
 }
@@ -49,12 +49,12 @@ _BY_STATUS = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After",),
     HTTPStatus.INSUFFICIENT_STORAGE: ("Retry-After",),
 }
-_WITH_TOKEN, _WITH_BODY = (401, 403), (408, 413, 415, 422)  # how such operations can always fail
+_WITH_TOKEN, _WITH_BODY = (401, 403), (408, 413, 415, 422)  # any operation with a token or a body can fail like this
 _METHODS = {"get", "put", "post", "delete", "head", "patch"}
 
 
 def operation_id(route: APIRoute) -> str:
-    """Return the name of the route's function in camel case; `head…` for the HEAD of a function `get_…`."""
+    """Return the name of the route's function in camel case; HEAD routes of `get_…` functions start with `head`."""
     first, *others = route.name.split("_")
     if route.methods == {"HEAD"} and first == "get":
         first = "head"
@@ -62,18 +62,18 @@ def operation_id(route: APIRoute) -> str:
 
 
 def problem_responses(*statuses: int) -> Responses:
-    """Declare that an operation can answer with these statuses, each with a problem."""
+    """Declare that an operation can respond with a problem of each of these statuses."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def headers(*names: str) -> dict[str, Any]:
-    """Declare that an answer has these headers of `HEADERS`."""
+    """Declare that a response has these headers from `HEADERS`."""
     return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}}
 
 
 def request_headers(**descriptions: str) -> dict[str, Any]:
-    """Declare optional request headers that the code reads by itself; underscores stand for hyphens."""
+    """Declare optional request headers that the code reads directly; underscores stand for hyphens."""
     return {
         "parameters": [
             {"name": name.replace("_", "-"), "in": "header", "required": False, "schema": _TEXT, "description": text}
@@ -89,9 +89,9 @@ def install(
     always: Sequence[str] = (),
     complete: Callable[[dict[str, Any]], None] = lambda _document: None,
 ) -> None:
-    """Complete the application's document, then let `complete` add what is about this application alone.
+    """Complete the application's document, then let `complete` add the application-specific parts.
 
-    Any of its operations can answer with the statuses in `anywhere`; every answer has the headers in `always`.
+    Every operation can respond with the problems in `anywhere`; every response has the headers in `always`.
     """
     generate = app.openapi
 
@@ -101,19 +101,20 @@ def install(
             complete(app.openapi_schema)
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation recommends
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield method, path and operation of everything that a document describes."""
+    """Yield method, path and operation of every operation in a document."""
     for path, item in document["paths"].items():
         yield from ((method, path, operation) for method, operation in item.items() if method in _METHODS)
 
 
 def _completed(document: dict[str, Any], anywhere: Sequence[int], always: Sequence[str]) -> dict[str, Any]:
+    document["info"]["license"] = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of a 422, which nobody is sent
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of a 422, which is never sent
         schemas.pop(name, None)
     schemas["Problem"] = Problem.model_json_schema()
     for schema in schemas.values():
@@ -148,7 +149,7 @@ def _complete_response(status: int, response: dict[str, Any], always: Sequence[s
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """What may be left out has a null in pydantic's schema; it cannot be sent as one."""
+    """Drop null from the schema of an optional parameter: it can be left out, but not sent as null."""
     others = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     if len(others) != 1 or len(schema["anyOf"]) == 1:
         return schema
@@ -156,7 +157,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_object_defaults(schema: dict[str, Any]) -> None:
-    """Generators cannot express a default that is an object; those of its own fields say the same."""
+    """Remove defaults that are objects: generators cannot express them, and the fields inside have their own."""
     for field in schema.get("properties", {}).values():
         if isinstance(field.get("default"), dict):
             del field["default"]

@@ -1,12 +1,12 @@
-"""Errors as they leave a web service: RFC 9457's application/problem+json."""
+"""Error responses: application/problem+json as in RFC 9457."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
 
+from shared.contract.messages import Problem
 from shared.http.request_id import current_request_id
-from shared.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -22,9 +22,9 @@ def problem(
     kind: str = "about:blank",
     members: Mapping[str, object] | None = None,
 ) -> JSONResponse:
-    """Return a problem response with a stable code, a sentence and, where there is one, a next step.
+    """Return a problem response with a stable code, a sentence, and an optional next step.
 
-    `kind` is the URI of a problem type that a standard defines, `members` are the fields that belong to it.
+    `kind` is the URI of a standardized problem type; `members` are the extra fields it defines.
     """
     body = Problem(
         type=kind,

@@ -1,4 +1,4 @@
-"""Every request has an id: in the answer, in each log line that it causes, in each problem."""
+"""Request ids: one per request, in its response, in every log line it causes, and in every problem."""
 
 import logging
 import re
@@ -14,21 +14,21 @@ _acceptable = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
 
 
 def current_request_id() -> str | None:
-    """The id of the request that this code runs for."""
+    """Return the id of the request being handled, or None outside of one."""
     return _current.get()
 
 
 class RequestIdFilter(logging.Filter):
-    """Puts the id on log records."""
+    """Logging filter that adds the request id to every record and drops none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Never drops one."""
+        """Set `request_id` on the record."""
         record.request_id = _current.get() or "-"
         return True
 
 
 class RequestIds:
-    """ASGI middleware: takes the caller's X-Request-ID if it is a sane one, else makes one; logs the request."""
+    """ASGI middleware: accepts the caller's X-Request-ID if it is safe to log, else creates one; logs the request."""
 
     def __init__(self, app: ASGIApp, log: str = "server.access") -> None:
         self._app, self._log = app, logging.getLogger(log)
@@ -41,7 +41,7 @@ class RequestIds:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _acceptable.match(given) else uuid.uuid4().hex[:16]
         token, status, started = _current.set(request_id), 0, time.perf_counter()
-        path = quote(scope["path"])  # a line break in it must not make a line of its own in the log
+        path = quote(scope["path"])  # a line break in the path must not forge a log line
 
         async def send_with_id(message: Message) -> None:
             nonlocal status

@@ -1,4 +1,4 @@
-"""What happens to the rest of a request that was answered before it was read."""
+"""Closes connections safely when the response is sent before the whole request body was read."""
 
 import asyncio
 from contextlib import suppress
@@ -9,10 +9,10 @@ LINGER_BYTES = 4 * 1024 * 1024
 
 
 class UnreadBodies:
-    """ASGI middleware: an answer that leaves a part of the request's body unread ends the connection.
+    """ASGI middleware: closes the connection after a response that leaves part of the request body unread.
 
-    What still comes is ignored for a while, within limits: a connection that is closed while its peer sends is reset,
-    and the reset can destroy the answer before the peer has read it.
+    It first discards incoming data for a limited time: closing a connection while the peer is sending resets it, and
+    the reset can destroy the response before the peer has read it.
     """
 
     def __init__(self, app: ASGIApp, linger_s: float) -> None:
@@ -25,20 +25,20 @@ class UnreadBodies:
             return
         is_read, closes = False, False
 
-        async def noting() -> Message:
+        async def receive_and_note() -> Message:
             nonlocal is_read
             message = await receive()
-            is_read = is_read or not message.get("more_body", False)  # also when the peer is gone
+            is_read = is_read or not message.get("more_body", False)  # true on disconnect, too
             return message
 
-        async def ignore_rest() -> None:
-            ignored = 0
+        async def discard_rest() -> None:
+            discarded = 0
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._linger_s):
-                    while not is_read and ignored < LINGER_BYTES:
-                        ignored += len((await noting()).get("body", b""))
+                    while not is_read and discarded < LINGER_BYTES:
+                        discarded += len((await receive_and_note()).get("body", b""))
 
-        async def closing(message: Message) -> None:
+        async def send_and_close(message: Message) -> None:
             nonlocal closes
             if message["type"] == "http.response.start" and not is_read:
                 closes = True
@@ -46,11 +46,11 @@ class UnreadBodies:
                 message["headers"] = [*headers, (b"connection", b"close")]
             elif closes and message["type"] == "http.response.body" and not message.get("more_body", False):
                 await send({**message, "more_body": True})
-                await ignore_rest()
+                await discard_rest()
                 message = {"type": "http.response.body", "body": b""}
             await send(message)
 
-        await self._app(scope, noting, closing)
+        await self._app(scope, receive_and_note, send_and_close)
 
 
 def _has_body(scope: Scope) -> bool:

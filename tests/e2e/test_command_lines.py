@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.warm_programs import warm_programs
+from support.launcher import warm_programs
 from typer.testing import CliRunner
 
 from lab.__main__ import app as lab
@@ -18,9 +18,9 @@ PROGRAMS = ["distrans-server", "distrans-agent", "distrans-lab"]
 
 
 def run(*command: str, folder: Path, programs: Path = INSTALLED) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's programs as a person would, away from the repository."""
+    """Run one of the programs outside of the repository."""
     environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
-    environment["OMP_NUM_THREADS"] = "1"  # several threads wait for each other on a busy machine, for minutes
+    environment["OMP_NUM_THREADS"] = "1"  # on a busy machine several threads wait for each other for minutes
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     return subprocess.run(
         [programs / command[0], *command[1:]],
@@ -33,8 +33,8 @@ def run(*command: str, folder: Path, programs: Path = INSTALLED) -> subprocess.C
     )
 
 
-def refuses(*command: str, folder: Path) -> str:
-    """What a program says on stderr when it fails in an orderly way."""
+def error_of(*command: str, folder: Path) -> str:
+    """Run a command that must fail without a traceback; return its stderr."""
     result = run(*command, folder=folder)
     assert result.returncode in (1, 2)
     assert result.stdout == ""
@@ -43,7 +43,7 @@ def refuses(*command: str, folder: Path) -> str:
 
 
 def table_rows(output: str) -> list[list[str]]:
-    """The cells of a table's body."""
+    """Return the cells of a table's body."""
     return [
         [cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if line.startswith("│")
     ]
@@ -51,24 +51,30 @@ def table_rows(output: str) -> list[list[str]]:
 
 class TestEveryProgram:
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_version(self, program: str, tmp_path: Path) -> None:
+    def test_prints_the_version(self, program: str, tmp_path: Path) -> None:
         result = run(program, "--version", folder=tmp_path)
         assert (result.returncode, result.stdout, result.stderr) == (0, f"distrans {__version__}\n", "")
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_help(self, program: str, tmp_path: Path) -> None:
+    def test_prints_help(self, program: str, tmp_path: Path) -> None:
         result = run(program, "--help", folder=tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
         assert f"Usage: {program}" in result.stdout
         assert "--version" in result.stdout
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_unknown_command(self, program: str, tmp_path: Path) -> None:
-        assert "No such command 'dance'" in refuses(program, "dance", folder=tmp_path)
+    def test_an_unknown_command_is_refused(self, program: str, tmp_path: Path) -> None:
+        assert "No such command 'dance'" in error_of(program, "dance", folder=tmp_path)
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_unknown_option(self, program: str, tmp_path: Path) -> None:
-        assert "No such option" in refuses(program, "--dance", folder=tmp_path)
+    def test_an_unknown_option_is_refused(self, program: str, tmp_path: Path) -> None:
+        assert "No such option" in error_of(program, "--dance", folder=tmp_path)
+
+    @pytest.mark.parametrize("module", ["server", "client_agent", "lab"])
+    def test_h_is_short_for_help(self, module: str) -> None:
+        command = [sys.executable, "-m", module]
+        short, long = (subprocess.run([*command, flag], capture_output=True, check=True) for flag in ("-h", "--help"))
+        assert short.stdout == long.stdout
 
     @pytest.mark.parametrize("module", ["server", "client_agent", "lab"])
     def test_help_does_not_load_torch(self, module: str) -> None:
@@ -76,15 +82,15 @@ class TestEveryProgram:
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     @pytest.mark.parametrize("module", ["server", "client_agent", "lab"])
-    def test_it_can_be_run_as_a_module(self, module: str, tmp_path: Path) -> None:
+    def test_every_program_runs_as_a_module(self, module: str, tmp_path: Path) -> None:
         command = [sys.executable, "-m", module, "--version"]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (result.returncode, result.stdout) == (0, f"distrans {__version__}\n")
 
 
 class TestDemo:
-    def test_it_ends_with_the_table_and_a_prediction(self, tmp_path: Path) -> None:
-        """Two sites and two rounds; what it starts are processes that need not load torch first."""
+    def test_demo_ends_with_a_table_and_a_prediction(self, tmp_path: Path) -> None:
+        """Two sites and two rounds; its child processes are forked, so they need not load torch."""
         options = ("--rounds", "2", "--clients", "2", "--dh", "1")
         with warm_programs() as programs:
             result = run("distrans-lab", "demo", *options, folder=tmp_path, programs=programs)
@@ -109,20 +115,20 @@ class TestDemo:
         assert (tmp_path / image[1]).is_file()
         assert [path.name for path in tmp_path.iterdir()] == ["demo-run"]
         ports = set(re.findall(r"http://127\.0\.0\.1:(\d+)", result.stdout))
-        assert len(ports) == 2  # the coordinator's and that of the site that was asked
-        for port in ports:  # the processes have ended with the program
+        assert len(ports) == 2  # the coordinator's, and the one of the site that predicted
+        for port in ports:  # its processes have ended
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", int(port)), timeout=5)
 
     @pytest.mark.parametrize("option", [("--clients", "0"), ("--rounds", "0"), ("--dh", "2"), ("--seed", "-1")])
-    def test_numbers_out_of_range(self, option: tuple[str, str]) -> None:
+    def test_numbers_out_of_range_are_refused(self, option: tuple[str, str]) -> None:
         result = CliRunner().invoke(lab, ["demo", *option])
         assert (result.exit_code, result.stdout) == (2, "")
         assert option[0] in result.stderr
 
 
 class TestBenchTrain:
-    def test_it_prints_its_table(self) -> None:
+    def test_bench_train_prints_a_table(self) -> None:
         arguments = ["bench", "train", "lenet", "--repeats", "1", "--seconds", "0"]
         result = CliRunner(env={"COLUMNS": "120"}).invoke(lab, arguments)
         assert (result.exit_code, result.stderr) == (0, "")

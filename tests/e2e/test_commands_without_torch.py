@@ -1,4 +1,4 @@
-"""Commands that only read or print start quickly: they work where neither torch nor torchvision can be imported."""
+"""Commands that only read or print start quickly: they work without torch and torchvision."""
 
 import json
 import os
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.service import Desk, fedavg_plan
+from support.desk import Desk, fedavg_plan
 
-from client_agent.history import HistoryLine
-from client_agent.kept_models import Bundle
 from client_agent.settings import Identity
-from client_agent.state import StateFolder
+from client_agent.state.decisions import GateDecision
+from client_agent.state.folder import StateFolder
+from client_agent.state.kept_models import Bundle
+from server.store.database import Database
 from server.store.schema import upgrade
-from server.store.session import Database
-from shared.evaluation import Evaluation
-from shared.http.connection import Connection
+from shared.contract.measurements import Evaluation
+from shared.http.client_connection import Connection
 
-# Runs the program once per list of arguments, in one process; prints what came of each as a line of JSON.
+# Runs the program once per list of arguments in one process; prints each outcome as a line of JSON.
 _PROGRAM = """
 import contextlib, importlib, io, json, sys
 
@@ -43,7 +43,7 @@ for arguments in json.loads(sys.argv[2]):
 
 
 def without_torch(package: str, folder: Path, *commands: str) -> dict[str, str]:
-    """What each command prints; all of them must succeed."""
+    """Run commands that must succeed; return what each prints."""
     words = json.dumps([command.split() for command in commands])
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM, package, words],
@@ -60,7 +60,7 @@ def without_torch(package: str, folder: Path, *commands: str) -> dict[str, str]:
     return {command: printed for command, (_, printed) in zip(commands, outcomes, strict=True)}
 
 
-def test_coordinator(tmp_path: Path) -> None:
+def test_coordinator_commands_do_not_load_torch(tmp_path: Path) -> None:
     (tmp_path / "distrans-data").mkdir()
     db = Database(f"sqlite:///{tmp_path / 'distrans-data' / 'distrans.db'}")
     upgrade(db)
@@ -83,7 +83,7 @@ def test_coordinator(tmp_path: Path) -> None:
     assert "federation.resume" in (tmp_path / "audit.csv").read_text()
 
 
-def test_agent(tmp_path: Path) -> None:
+def test_agent_commands_that_only_read_do_not_load_torch(tmp_path: Path) -> None:
     state, scores = StateFolder(tmp_path / "distrans-agent"), Evaluation(samples=4, correct=3, loss_sum=1.0)
     connection = Connection(server="http://127.0.0.1:1")
     state.create(
@@ -98,9 +98,9 @@ def test_agent(tmp_path: Path) -> None:
         )
     )
     bundle = Bundle(3, "d" * 64, {"w": torch.ones(3)}, {}, {}, {})
-    state.save_bundle(bundle, keep=2)
-    state.add_history(
-        HistoryLine(
+    state.models.save(bundle, keep=2)
+    state.models.add_decision(
+        GateDecision(
             model=3, digest=bundle.digest, fingerprint=bundle.fingerprint, with_offset=scores, without_offset=None
         )
     )
@@ -110,5 +110,5 @@ def test_agent(tmp_path: Path) -> None:
     assert json.loads(printed["status --json"])["history"][0]["with_offset"] == pytest.approx(0.75)
 
 
-def test_lab(tmp_path: Path) -> None:
+def test_lab_help_does_not_load_torch(tmp_path: Path) -> None:
     without_torch("lab", tmp_path, "--help", "--version", "demo --help")

@@ -1,4 +1,4 @@
-"""The page of the API in a real browser, under the Content-Security-Policy of both web services."""
+"""The API docs of both web services in a real browser, under their Content-Security-Policy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import httpx
 from playwright.sync_api import Page, sync_playwright
+from support.agent_service import Service, bundle
 from support.coordinator import running
-from support.predicting import Service, bundle
 from support.programs import needs
 
-from client_agent import web_service
 from client_agent.settings import ServeOptions
+from client_agent.web import serve
 
 
 @contextmanager
@@ -25,11 +25,11 @@ def browser_page(chromium: str) -> Iterator[Page]:
 
 
 def check_docs(page: Page, url: str) -> None:
-    """Every call is shown, no other host is asked, and the policy refuses nothing that the page needs."""
+    """Check that every call is shown, no other host is contacted, and the policy blocks nothing the page needs."""
     asked: list[str] = []
     complaints: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))  # also what the policy refused
+    page.on("console", lambda message: complaints.append(message.text))  # includes what the policy blocked
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"{url}/docs")
     page.wait_for_selector(".opblock")
@@ -42,19 +42,19 @@ def check_docs(page: Page, url: str) -> None:
     assert complaints == []
 
 
-def test_a_browser_shows_every_call_and_asks_no_other_host(tmp_path: Path) -> None:
+def test_the_docs_page_shows_every_call_and_contacts_no_other_host(tmp_path: Path) -> None:
     chromium = needs("chromium")
     with running(f"sqlite:///{tmp_path}/distrans.db", tmp_path) as coordinator, browser_page(chromium) as page:
         check_docs(page, coordinator.url)
 
 
-def test_so_does_the_agents_page_and_only_under_its_own_name() -> None:
+def test_agents_docs_page_works_offline_and_only_under_its_own_host() -> None:
     chromium, options = needs("chromium"), ServeOptions(port=0)
     agent = Service(options, bundle())
     post = "async () => (await fetch('/predict', {method: 'POST', body: 'no image'})).status"
-    with web_service.serving(agent.app, options) as port, browser_page(chromium) as page:
+    with serve.web_server(agent.app, options) as port, browser_page(chromium) as page:
         check_docs(page, f"http://127.0.0.1:{port}")
-        assert page.evaluate(post) == 415  # the page may ask; text is no image
+        assert page.evaluate(post) == 415  # the page may call it; text is not an image
         rebound = page.goto(f"http://evil.example:{port}/info")
         assert rebound is not None
         assert rebound.status == 421

@@ -1,4 +1,4 @@
-"""The documents' commands work when pasted, and what the documents name exists."""
+"""Commands in the documentation work when pasted, and what it mentions exists."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.warm_programs import warm_programs
+from support.launcher import warm_programs
 from typer.main import get_command
 
 from client_agent.__main__ import app as agent
@@ -24,23 +24,28 @@ from lab.plan_reference import reference
 from server.__main__ import app as server
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PROGRAMS: dict[str, Any] = {
     "distrans-server": get_command(server),
     "distrans-agent": get_command(agent),
     "distrans-lab": get_command(lab),
 }
 
-# Blocks of these kinds are pasted and run, in this way; one whose program is missing here is left out.
+# How blocks of these kinds are run; one whose program is not installed is skipped.
 RUN_WITH = {
     "sh": ("bash", "{block}"),
     "python": ("python", "python - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
     "javascript": ("node", "node --input-type=module - <<'END_OF_EXAMPLE'\n{block}END_OF_EXAMPLE\n"),
 }
-SHOWN = {"", "json", "ini", "toml"}  # no commands in these
-# Lines of `console` blocks are for a person to type; why no test runs them:
+SHOWN = {"", "json", "ini", "toml"}  # these hold no commands
+# Why the lines of `console` blocks are not run:
 NOT_RUN = {
-    "make demo": "installs for minutes; the demo itself is run in test_command_lines.py",
+    "make build": "test_installed_wheel.py builds the wheel, installs it and starts it",
+    "make check": "`make test` starts with it",
+    "make coverage": "runs this test",
+    "make demo": "installs for minutes; test_command_lines.py runs the demo itself",
+    "make docs": "test_documentation_site.py builds the site",
+    "make format": "changes files",
     "make test": "runs this test",
     "distrans-server serve": "runs until it is stopped; the README's walk runs it in the background",
     "distrans-lab run": "takes hours or days; test_runs.py runs experiments of a few rounds",
@@ -48,7 +53,7 @@ NOT_RUN = {
     "distrans-lab bench": "takes minutes; test_command_lines.py runs it with a single step",
     "distrans-lab demo": "takes half an hour; test_command_lines.py runs it with two rounds",
 }
-# The guides go on where the README's walk ends. The site of the site guide has a federation of its own to join.
+# The guides continue where the README ends. The site of the site guide joins a separate federation.
 BEFORE = {
     "site-guide.md": """\
 sed -e 's/"digits"/"tiles"/' -e 's/^count.*/count = 1/' -e 's/^min_clients.*/min_clients = 1/' plan.toml > tiles.toml
@@ -59,7 +64,7 @@ ln -s sites/site-001 tiles
 """,
 }
 WALK = ["README.md", "site-guide.md", "predict-api.md", "operator-guide.md", "reproducing.md"]
-FOREIGN_OPTIONS = {"--database"}  # Flower's, in the README's comparison
+FOREIGN_OPTIONS = {"--database"}  # Flower's, in the README
 PORTS = ("8400", "8500", "8501", "8502")
 
 
@@ -87,7 +92,7 @@ def is_missing(program: str) -> bool:
 
 
 def walk_script() -> str:
-    """All blocks that are to be run, as one script that says where it is."""
+    """Return all blocks that can be run, as one script that announces each."""
     parts = []
     for name in WALK:
         parts.append(BEFORE.get(name, ""))
@@ -107,7 +112,7 @@ def walk_script() -> str:
     return script
 
 
-def test_the_documents_work_when_pasted(tmp_path: Path) -> None:
+def test_documented_commands_work_when_pasted(tmp_path: Path) -> None:
     """One walk through the README and the guides, with a real coordinator and real agents."""
     if is_missing("bash") or is_missing("curl"):
         pytest.skip("the blocks need bash and curl")
@@ -138,7 +143,7 @@ def test_the_documents_work_when_pasted(tmp_path: Path) -> None:
                 process.stdout.close()
     assert "digits: finished, 3 of 3 rounds, 2 clients, DH 100%" in output
     calls = re.findall(r'"offset_digest":"[0-9a-f]{64}"\},"predictions":\[\{"index":0,"label":"\d"', output)
-    assert len(calls) == 3  # the README's and two of the API's page
+    assert len(calls) == 3  # one in the README, two in predict-api.md
     labels = re.search(r"predict-api.md, block 3\n(\d)\n(?:\n=== predict-api.md, block 4\n(\d)\n)?", output)
     assert labels is not None, output
     assert labels[2] in (labels[1], None)  # the same image, from Python and from JavaScript
@@ -147,7 +152,7 @@ def test_the_documents_work_when_pasted(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_every_block_is_run_or_there_is_a_reason() -> None:
+def test_every_block_is_run_or_has_a_reason_not_to() -> None:
     used = set()
     for document in DOCUMENTS:
         for block in blocks(document):
@@ -165,13 +170,13 @@ def test_every_block_is_run_or_there_is_a_reason() -> None:
     assert used == set(NOT_RUN)
 
 
-def test_the_plan_reference_is_current() -> None:
-    """When this fails: python -m lab.plan_reference > docs/plan-reference.md"""
+def test_plan_reference_matches_the_code() -> None:
+    """To update it: python -m lab.plan_reference > docs/plan-reference.md"""
     assert (ROOT / "docs" / "plan-reference.md").read_text() == reference()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
+def test_links_between_documents_have_a_target(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", document.read_text())
     assert [target for target, _ in targets if not (document.parent / target).exists()] == []
     for target, anchor in targets:
@@ -179,13 +184,13 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """What its headings are linked by."""
+    """Return the anchors that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def options_of(command: Any) -> set[str]:
-    """Of a command and of all below it."""
+    """Return the options of a command and of all its subcommands."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     return own.union(*(options_of(below) for below in getattr(command, "commands", {}).values()), {"--help"})
 
@@ -203,7 +208,7 @@ def faults(program: str, words: list[str]) -> Iterator[str]:
             yield f"{program} {command.name} has no option {option}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "troubleshooting.toml"], ids=lambda path: path.name)
 def test_commands_and_options_in_documents_exist(document: Path) -> None:
     text = document.read_text()
     found = [
@@ -215,3 +220,24 @@ def test_commands_and_options_in_documents_exist(document: Path) -> None:
     known = FOREIGN_OPTIONS.union(*map(options_of, PROGRAMS.values()))
     named = set(re.findall(r"`(--[a-z][a-z-]+)", text))
     assert named - known == set()
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if path.name != "moved.md"], ids=lambda path: path.name
+)
+def test_files_named_in_documents_exist(document: Path) -> None:
+    folders = "shared|server|client_agent|lab|migrations|deploy|docs|paper|tests"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*[\w/])`", document.read_text()))
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_walks_state_how_many_files_they_visit() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    sections = text.partition("## Walks")[2].partition("\n## ")[0].split("\n### ")[1:]
+    for section in sections:
+        steps = "\n".join(re.findall(r"^\d+\. .*(?:\n +.*)*", section, re.MULTILINE))
+        stated = re.search(r"^(\d+) files", section, re.MULTILINE)
+        assert stated is not None, section
+        files = re.findall(r"`([\w/]+\.py)`", steps)
+        assert (len(files), len(set(files))) == (int(stated[1]), int(stated[1])), section
+    assert len(sections) == 4

@@ -1,11 +1,10 @@
-"""`distrans-server` on a database and, with --server, on a running coordinator: the same output, the same errors."""
+"""`distrans-server` prints the same output and errors on a database and, with --server, on a running coordinator."""
 
 import io
 import json
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -16,19 +15,20 @@ from pathlib import Path
 import pytest
 import trustme
 from sqlalchemy import update
-from support.api import SocketApi, new_database
+from support.api import SocketApi
 from support.commands import Outcome, server_command
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, running
+from support.databases import new_database
+from support.desk import Desk
 from support.processes import LoggedProcess
-from support.service import Desk
+from support.tls import trusting, write_certificate
 
-from server.service import enrolment
+from server.service import client_tokens, enrollment
 from server.service.context import Context
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Client
-from shared.http.tls import Tls
-from shared.plan import parse_plan
-from shared.schemas import JoinRequest
+from shared.contract.messages import JoinRequest
+from shared.contract.plan import parse_plan
 
 PLAN = """
 name = "{}"
@@ -42,7 +42,7 @@ TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+ s ago|\d{10}\.\d+")
 
 
 def comparable(outcome: Outcome) -> Outcome:
-    """Without what differs from run to run; cells are as wide as what stands in them."""
+    """Remove what differs between runs, including the width of table cells."""
     texts = (TIMES.sub("TIME", SECRETS.sub("SECRET", text)) for text in (outcome.out, outcome.err))
     return Outcome(outcome.code, *(re.sub(r" +|[━─]+", " ", text) for text in texts))
 
@@ -57,7 +57,7 @@ def db_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def coordinator(db_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """A real process on the database that the local commands open too."""
+    """Run a real process on the database that the local commands open, too."""
     with running(db_url, tmp_path_factory.mktemp("data"), forked=True) as process:
         yield process
 
@@ -75,14 +75,14 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def both(command: Run, coordinator: CoordinatorProcess, db_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
-    """The same program on the database and on the coordinator."""
+    """Return functions that run commands on the database and on the coordinator."""
     monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
     places = {"local": ("--db", db_url), "remote": ("--server", coordinator.url)}
     return {place: lambda *words, where=where: command(*words, *where) for place, where in places.items()}
 
 
 def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
-    """Everything that an operator does with a federation, mistakes included; what was answered."""
+    """Do everything an operator does with a federation, mistakes included; return the outcomes."""
     found: list[tuple[str, Outcome]] = []
 
     def note(*words: object) -> Outcome:
@@ -96,7 +96,7 @@ def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
         note("federation", "create", "plan.toml")
     note("federation", "create", "missing.toml")
     invites = [note("invite", "create", name, "--hours", 1, "--note", "north hospital").out.strip() for _ in range(2)]
-    token = enrolment.join(ctx, invites[0], JoinRequest(name="north", class_counts={"cat": 3})).token
+    token = enrollment.join(ctx, invites[0], JoinRequest(name="north", class_counts={"cat": 3})).token
     note("invite", "revoke", name, invites[0].split("_")[1])
     note("invite", "revoke", name, invites[1].split("_")[1])
     note("invite", "revoke", name, "nothing")
@@ -104,9 +104,9 @@ def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
     note("invite", "list", name, "--json")
     for verb in ("resume", "start", "start", "pause", "resume"):
         note("federation", verb, name)
-    with ctx.db.write() as session:  # so that both are silent for as long
+    with ctx.db.write() as session:  # so that both clients have been silent equally long
         session.execute(update(Client).values(last_seen_at=ctx.clock()))
-    Desk(ctx.db, parse_plan(PLAN.format(name)), create=False).poll(enrolment.authenticate(ctx, token))
+    Desk(ctx.db, parse_plan(PLAN.format(name)), create=False).poll(client_tokens.authenticate(ctx, token))
     note("federation", "show", name)
     note("client", "list", name)
     note("client", "list", name, "--json")
@@ -129,7 +129,7 @@ def act(run: Run, ctx: Context, name: str) -> list[tuple[str, Outcome]]:
     return found
 
 
-def test_every_command_answers_alike(both: dict[str, Run], db_url: str) -> None:
+def test_every_command_prints_the_same_locally_and_remotely(both: dict[str, Run], db_url: str) -> None:
     db = Database(db_url)
     ctx = Context(db)
     local, remote = (act(both[place], ctx, f"{place}-pets") for place in ("local", "remote"))
@@ -137,7 +137,7 @@ def test_every_command_answers_alike(both: dict[str, Run], db_url: str) -> None:
     who = re.compile(r"operator:[\w.-]+|command line|127\.0\.0\.1|\badmin\b|\"id\": ?\d+|\bid\": \d+")
     assert len(local) == len(remote)
     for (words, here), (_, there) in zip(local, remote, strict=True):
-        if words.startswith("audit"):  # which says who it was, and from where
+        if words.startswith("audit"):  # the audit log shows who it was, and from where
             here, there = (Outcome(one.code, who.sub("WHO", one.out), one.err) for one in (here, there))
         assert there == here, words
     failures = [outcome.err for _, outcome in remote if outcome.code]
@@ -161,13 +161,13 @@ class TestConnection:
         assert json.loads(command("federation", "list", "--json").out) == json.loads(command(*listing).out)
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", "not-the-admin-token-of-this-one")
         assert command(*listing).err == (
-            "error: The token is not valid. Check DISTRANS_ADMIN_TOKEN, or the file that --admin-token-file names.\n"
+            "error: The token is not valid. Check DISTRANS_ADMIN_TOKEN, or the file in --admin-token-file.\n"
         )
 
-    def test_addresses_that_are_not_safe_or_not_there(self, command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unsafe_and_unreachable_servers_are_refused(self, command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
         for server, words in (
-            ("http://coordinator.example", "is not encrypted: anybody on the way could read the token."),
+            ("http://coordinator.example", "is not encrypted: anyone on the network could read the token."),
             ("coordinator.example", "is not a valid URL. Use https://host[:port]."),
             ("https://admin:secret@coordinator.example", "is not a valid URL. Use https://host[:port]."),
             ("http://[::1", "is not a valid URL. Use https://host[:port]."),
@@ -178,27 +178,24 @@ class TestConnection:
             assert (outcome.code, outcome.err.count("\n")) == (1, 1)
             assert words in outcome.err
         both = command("federation", "list", "--server", "https://a.example", "--db", "sqlite:///x.db")
-        assert both.err.startswith("error: --server and --db exclude each other.")
+        assert both.err.startswith("error: --server and --db cannot be combined.")
 
-    def test_a_client_certificate_that_the_coordinator_asks_for(
-        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    def test_a_required_client_certificate_is_presented(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sqlite_url: str
     ) -> None:
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
-        authority, chain = trustme.CA(), tmp_path / "chain.pem"
-        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(chain)
-        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-        trust.load_cert_chain(chain)
-        tls = Tls(chain, chain, client_ca=tmp_path / "ca.pem")
-        with SocketApi(new_database("sqlite", request, tmp_path), tls=tls, verify=trust) as api:
-            listing = ("federation", "list", "--json", "--server", api.url, "--ca-file", "ca.pem")
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1")
+        tls = write_certificate(issued, tmp_path, authority)
+        with SocketApi(sqlite_url, tls=tls, verify=trusting(authority, issued)) as api:
+            listing = ("federation", "list", "--json", "--server", api.url, "--ca-file", "clients.pem")
             assert "--client-cert and --client-key" in command(*listing).err
-            assert command(*listing, "--client-cert", chain, "--client-key", chain).out == "[]\n"
+            assert command(*listing, "--client-cert", tls.cert, "--client-key", tls.key).out == "[]\n"
 
-    def test_a_proxy_that_answers_for_a_coordinator_that_is_away(
+    def test_a_proxy_error_counts_as_an_unreachable_coordinator(
         self, command: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """--watch waits for one that is unreachable, so this has to count as that."""
+        """--watch keeps waiting for an unreachable coordinator."""
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
 
         class Proxy(BaseHTTPRequestHandler):
@@ -206,33 +203,29 @@ class TestConnection:
                 self.send_error(502)
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Log nothing."""
 
         with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
             threading.Thread(target=proxy.serve_forever, daemon=True).start()
             outcome = command("federation", "list", "--server", f"http://127.0.0.1:{proxy.server_port}")
             proxy.shutdown()
         assert outcome.err == (
-            "error: The coordinator cannot be reached: a proxy on the way answered 502. "
+            "error: The coordinator cannot be reached: a proxy responded with status 502. "
             "Check that the coordinator is running.\n"
         )
 
-    def test_an_authority_of_ones_own(
-        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    def test_a_private_authority_is_trusted_with_ca_file(
+        self, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sqlite_url: str
     ) -> None:
         monkeypatch.setenv("DISTRANS_ADMIN_TOKEN", ADMIN_TOKEN)
         authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1")
-        chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-        chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(key)
         authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-        with SocketApi(new_database("sqlite", request, tmp_path), tls=Tls(chain, key), verify=trust) as api:
+        tls = write_certificate(authority.issue_cert("127.0.0.1"), tmp_path)
+        with SocketApi(sqlite_url, tls=tls, verify=trusting(authority)) as api:
             listing = ("federation", "list", "--json", "--server", api.url)
-            assert "pass its certificate as --ca-file" in command(*listing).err
+            assert "pass its certificate with --ca-file" in command(*listing).err
             assert command(*listing, "--ca-file", "ca.pem").out == "[]\n"
-            assert "holds no certificate in PEM form" in command(*listing, "--ca-file", key).err
+            assert "does not contain a PEM certificate" in command(*listing, "--ca-file", tls.key).err
             assert "Use https:// in --server" in command(*listing[:-1], api.url.replace("https", "http")).err
 
     @pytest.mark.parametrize(
@@ -246,17 +239,21 @@ class TestConnection:
         ],
         ids=" ".join,
     )
-    def test_commands_that_need_the_database_say_so(self, command: Run, words: tuple[str, ...]) -> None:
-        outcome = command(*words, "--server", "https://coordinator.example")
-        assert (outcome.code, outcome.err.count("\n")) == (1, 1)
-        assert "needs the coordinator's database and cannot work with --server" in outcome.err
+    def test_commands_that_need_the_database_refuse_server(self, command: Run, words: tuple[str, ...]) -> None:
+        """The error is about --server, even if another option for it comes first."""
+        server = ("--server", "https://coordinator.example")
+        for options in (server, (*server, "--ca-file", "ca.pem"), ("--allow-insecure-http", *server)):
+            outcome = command(*words, *options)
+            assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+            assert "needs the coordinator's database and does not work with --server" in outcome.err
 
     def test_neither_the_database_nor_the_methods_are_loaded(self, coordinator: CoordinatorProcess) -> None:
         code = (
             "import sys; from server import __main__ as program; sys.argv[0] = 'distrans-server'\n"
             "try: program.main()\n"
             "except SystemExit: pass\n"
-            "print([name for name in ('sqlalchemy', 'server.service', 'shared.methods') if name in sys.modules])"
+            "heavy = 'sqlalchemy', 'server.service', 'shared.learning.methods'\n"
+            "print([name for name in heavy if name in sys.modules])"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, "federation", "list", "--json", "--server", coordinator.url],
@@ -269,7 +266,7 @@ class TestConnection:
 
 
 class TestDelete:
-    def test_asks_for_the_name(self, both: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_name_must_be_typed_to_confirm(self, both: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
         Path("plan.toml").write_text(PLAN.format("asked"))
         for run in both.values():
             run("federation", "create", "plan.toml")
@@ -277,12 +274,12 @@ class TestDelete:
             assert run("federation", "delete", "asked").err == "error: 'askde' is not 'asked'. Nothing was deleted.\n"
             monkeypatch.setattr(sys, "stdin", io.StringIO("asked\n"))
             outcome = run("federation", "delete", "asked")
-            assert outcome.out.endswith("Federation asked is deleted.\n")
-            assert "its history (0 rounds done) and its clients (0 active)" in outcome.out
+            assert outcome.out.endswith("Deleted federation asked.\n")
+            assert "its history (0 rounds) and its clients (0 active)" in outcome.out
 
 
 class TestWatch:
-    def test_prints_changes_until_the_end_and_waits_for_a_coordinator_that_is_away(
+    def test_prints_changes_until_the_end_and_waits_while_the_coordinator_is_down(
         self, db_url: str, tmp_path: Path, command: Run
     ) -> None:
         (tmp_path / "plan.toml").write_text(PLAN.format("watched"))
@@ -314,7 +311,7 @@ class TestWatch:
             shown = run("federation", "show", "seen", "--watch")
             assert shown.code == 0
             assert "seen: cancelled, 0 of 2 rounds, 0 clients" in shown.out
-            assert "\x1b[1A\x1b[2K" in shown.out, "moves up and writes over what was there"
+            assert "\x1b[1A\x1b[2K" in shown.out, "moves up and overwrites"
 
     def test_ends_with_ctrl_c_and_without_a_traceback(self, coordinator: CoordinatorProcess) -> None:
         coordinator.create(parse_plan(PLAN.format("endless")))

@@ -1,4 +1,4 @@
-"""Both programs as the images run them, outside of Docker; with all logs on, in which no secret may be."""
+"""Both programs as their images run them, but without Docker, and with all logging on: no secret may be logged."""
 
 import subprocess
 import tempfile
@@ -10,12 +10,12 @@ import pytest
 from support.agents import write_digits
 from support.coordinator import Coordinator
 from support.processes import PROGRAMS, LoggedProcess
-from support.sealed import seal
+from support.sealed_programs import seal
 
-from client_agent.enrol import join_federation
-from client_agent.state import StateFolder
-from shared.http.connection import Connection
-from shared.plan import validate_plan
+from client_agent.coordinator.enrollment import join_federation
+from client_agent.state.folder import StateFolder
+from shared.contract.plan import validate_plan
+from shared.http.client_connection import Connection
 
 TOKEN = "an-admin-token-from-a-file"
 END = ("--exit-when-finished", "--log-level", "debug")
@@ -31,7 +31,7 @@ PLAN = validate_plan(
 
 
 class SealedCoordinator(LoggedProcess, Coordinator):
-    """As the image's command, on a free port; the admin token is in a file."""
+    """Start it with the image's command on a free port, and the admin token in a file."""
 
     def __init__(self, prefix: list[str], empty: Path, data: Path, token_file: Path) -> None:
         super().__init__(
@@ -55,13 +55,13 @@ class SealedCoordinator(LoggedProcess, Coordinator):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that other users may walk through, which pytest's own are not."""
+    """Return a folder that other users can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def test_a_federation_of_sealed_programs(place: Path) -> None:
+def test_a_federation_runs_with_the_images_commands(place: Path) -> None:
     empty, data, state_folder = place / "empty", place / "data", place / "state"
     empty.mkdir(mode=0o555)
     token_file = place / "admin-token"
@@ -97,4 +97,4 @@ def test_a_federation_of_sealed_programs(place: Path) -> None:
     assert "DEBUG" in "\n".join(agent.lines)
     for secret in (TOKEN, invite, client_token):
         assert secret not in output
-        assert secret[-20:] not in output  # nor a part of it
+        assert secret[-20:] not in output  # nor part of it

@@ -1,6 +1,6 @@
-"""One whole round with a generated client alone: `python -I one_round.py FOLDER URL ADMIN_TOKEN`.
+"""One whole round with nothing but a generated client: `python -I one_round.py FOLDER URL ADMIN_TOKEN`.
 
-FOLDER holds the package `coordinator_client`. Runs in the generators' environment, which has no package of the project.
+FOLDER contains the package `coordinator_client`. Runs in the generators' environment, without the project's packages.
 """
 
 import hashlib
@@ -28,7 +28,6 @@ from coordinator_client.api.federations import (  # noqa: E402
     start_federation,
 )
 from coordinator_client.api.rounds import (  # noqa: E402
-    get_round_model,
     get_task,
     head_update,
     patch_update,
@@ -50,12 +49,12 @@ from coordinator_client.types import File  # noqa: E402
 
 
 def caller(token: str) -> AuthenticatedClient:
-    """A client that fails loudly."""
+    """Return a client that raises on unexpected statuses."""
     return AuthenticatedClient(url, token=token, raise_on_unexpected_status=True)
 
 
 def updated(model: dict[str, numpy.ndarray], site: int) -> bytes:
-    """An update: every weight of the model, moved by the site's number."""
+    """Return an update: every weight of the model, shifted by the site's number."""
     report = TrainingReport(samples=10, batches=1, loss=0.5, accuracy=0.5, seconds=0.1)
     tensors = {f"shared.{name}": value + numpy.asarray(site, value.dtype) for name, value in model.items()}
     return safetensors.numpy.save(tensors, {"report": json.dumps(report.to_dict())})
@@ -88,9 +87,11 @@ for number in (1, 3):
 for number, site in sites:
     task = get_task.sync(client=site, wait=30)
     assert task.action == "train", task
-    start = get_round_model.sync_detailed(task.round_.id, client=site)
+    start = get_model.sync_detailed("generated", client=site, round_=task.model.number)
     assert start.headers["ETag"] == f'"{task.model.digest}"'
-    known = get_round_model.sync_detailed(task.round_.id, client=site, if_none_match=start.headers["ETag"])
+    known = get_model.sync_detailed(
+        "generated", client=site, round_=task.model.number, if_none_match=start.headers["ETag"]
+    )
     assert known.status_code == 304
     model = safetensors.numpy.load(start.parsed.payload.read())
     body = updated(model, number)

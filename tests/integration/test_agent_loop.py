@@ -1,4 +1,4 @@
-"""A running agent against a running coordinator, both in the test's process."""
+"""A running agent and a running coordinator, both in the test's process."""
 
 import logging
 import time
@@ -6,26 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agents import AgentThread, digits_plan, enrol, write_digits
-from support.api import SocketApi, new_database
-from support.proxy import CuttingProxy
-from support.service import make_overdue
-from support.sites import App, Peer
+from support.agent_sites import App, Peer
+from support.agents import AgentThread, digits_plan, enroll, write_digits
+from support.api import SocketApi
+from support.cutting_proxy import CuttingProxy
+from support.databases import new_database
+from support.desk import make_overdue
 
 from client_agent import __main__ as command_line
-from client_agent.data import open_data
+from client_agent.data.dataset import open_data
 from client_agent.errors import AgentEnded
 from client_agent.settings import ServeOptions
-from client_agent.state import StateFolder
-from server.store.session import Database
+from client_agent.state.folder import StateFolder
+from server.store.database import Database
 
 SERVE = ServeOptions(port=0)
 
 
 @pytest.fixture(autouse=True)
 def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped agent leaves its last poll behind; at the end the coordinator waits for it."""
-    monkeypatch.setattr("client_agent.coordinator.LONG_POLL_S", 1.0)
+    """A stopped agent leaves its last poll open, and the coordinator waits for it when it stops."""
+    monkeypatch.setattr("client_agent.coordinator.client.LONG_POLL_S", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(state: StateFolder, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """A command of `distrans-agent` that must succeed."""
+    """Run a command of `distrans-agent` that must succeed."""
     monkeypatch.setattr("sys.argv", ["distrans-agent", *arguments, "--state", str(state.path)])
     with pytest.raises(SystemExit) as ending:
         command_line.main()
@@ -50,10 +51,10 @@ def command(state: StateFolder, monkeypatch: pytest.MonkeyPatch, *arguments: str
 def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
     api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In round 2 the other site sends its last layer turned around, so that the mean answers wrongly."""
+    """In round 2 the other site sends its last layer inverted, so that the mean gives wrong answers."""
     plan = digits_plan("gate", rounds=2, clients=2, epochs=5)
     api.create(plan)
-    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
     counts = open_data(str(data), plan).report.class_counts
     peer = Peer(api.join(plan, "peer", counts), plan, data)
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
@@ -71,8 +72,8 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
         assert (bad["model"], bad["served"]) == (2, False)
         assert bad["with_offset"] < good["with_offset"] - 0.1
         assert bad["reason"] == (
-            f"it scores {bad['with_offset']:.1%} where model 1 has {good['with_offset']:.1%}; "
-            "--max-accuracy-drop allows 10.0%"
+            f"it scores {bad['with_offset']:.1%}, model 1 scores {good['with_offset']:.1%}; "
+            "--max-accuracy-drop allows a drop of 10.0%"
         )
         command(state, monkeypatch, "pin", "2")
         app.wait_until_served(2)
@@ -83,7 +84,7 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
         app.wait_until_served(1)
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         agent.wait_for_line("The federation has finished")
-        assert app.served_round() == 1  # a restart does not forget
+        assert app.served_round() == 1  # the decision survives a restart
 
 
 def test_a_round_that_cannot_be_trained_is_waited_out(
@@ -93,12 +94,12 @@ def test_a_round_that_cannot_be_trained_is_waited_out(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The plan makes training diverge: the agent says so, goes on serving, and tries the next round."""
+    """The plan makes training diverge: the agent reports it, keeps serving, and tries the next round."""
     pause_s = 0.2
-    monkeypatch.setattr("client_agent.agent._AFTER_FAILURE_S", pause_s)
+    monkeypatch.setattr("client_agent.agent._FAILURE_PAUSE_S", pause_s)
     plan = digits_plan("diverging", clients=1, lr=100.0, weight_decay=1.0, epochs=5)
     api.create(plan)
-    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
     with caplog.at_level(logging.INFO, "httpx"), AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         started = time.monotonic()
         said = agent.wait_for_line("Round 1 could not be trained here: .*")
@@ -108,7 +109,7 @@ def test_a_round_that_cannot_be_trained_is_waited_out(
         assert app.served_round() == 0
         pass_deadline(api)
         polls = [record for record in caplog.records if "/v1/task" in record.getMessage()]
-        assert len(polls) <= 2 + (time.monotonic() - started) / pause_s  # it does not ask without a pause
+        assert len(polls) <= 2 + (time.monotonic() - started) / pause_s  # it pauses between polls
         api.admin("POST", f"/v1/federations/{plan.name}/resume")
         agent.wait_for_line("Round 2 could not be trained here")
         assert app.served_round() == 0
@@ -126,32 +127,28 @@ def pass_deadline(api: SocketApi) -> None:
         pass
 
 
-def test_a_coordinator_that_is_away_for_a_while_is_waited_for(
-    request: pytest.FixtureRequest, data: Path, tmp_path: Path
-) -> None:
-    db_url = new_database("sqlite", request, tmp_path)
+def test_the_agent_waits_for_a_coordinator_that_is_down(sqlite_url: str, data: Path, tmp_path: Path) -> None:
     plan = digits_plan(rounds=2, clients=1)
-    with SocketApi(db_url) as first:
+    with SocketApi(sqlite_url) as first:
         first.create(plan, start=False)
         proxy = CuttingProxy(int(first.url.rsplit(":", 1)[1]))
-        state = enrol(first, plan, "north", data, tmp_path, proxy.url)
-    with AgentThread(state) as agent:
+        state = enroll(first, plan, "north", data, tmp_path, proxy.url)
+    with proxy, AgentThread(state) as agent:
         agent.wait_for_line("trying again in")
-        with SocketApi(db_url) as second:
+        with SocketApi(sqlite_url) as second:
             proxy.target_port = int(second.url.rsplit(":", 1)[1])
             agent.wait_for_line(r"reconnected to the coordinator after \d+ s")
             second.admin("POST", f"/v1/federations/{plan.name}/start")
             agent.wait()
             assert second.show(plan.name).state == "finished"
-    proxy.close()
     assert agent.ended_with is None
     assert len([line for line in agent.lines if "reconnected" in line or "recovered" in line]) == 1
 
 
-def test_a_revoked_agent_ends_and_says_why(api: SocketApi, data: Path, tmp_path: Path) -> None:
+def test_a_revoked_agent_ends_with_the_reason(api: SocketApi, data: Path, tmp_path: Path) -> None:
     plan = digits_plan("revoked", clients=2)
     api.create(plan)
-    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state) as agent:
         agent.wait_for_line("received model 0")
         api.admin("POST", f"/v1/federations/{plan.name}/clients/north/revoke")
@@ -164,7 +161,7 @@ def test_a_revoked_agent_ends_and_says_why(api: SocketApi, data: Path, tmp_path:
 def test_a_cancelled_federation_ends_the_agent(api: SocketApi, data: Path, tmp_path: Path) -> None:
     plan = digits_plan("cancelled", clients=2)
     api.create(plan)
-    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state) as agent:
         agent.wait_for_line("received model 0")
         api.admin("POST", f"/v1/federations/{plan.name}/cancel")
@@ -174,11 +171,11 @@ def test_a_cancelled_federation_ends_the_agent(api: SocketApi, data: Path, tmp_p
 
 
 def test_a_plan_with_thousands_of_classes_reaches_the_site(api: SocketApi, data: Path, tmp_path: Path) -> None:
-    """The plan travels in the model's metadata; the limit on that must leave room for every plan that is accepted."""
+    """The plan is in the model's metadata, whose limit must leave room for every plan that is accepted."""
     plan = digits_plan("many-classes", rounds=1, clients=1)
     plan = plan.model_copy(update={"classes": (*plan.classes, *(f"class number {number}" for number in range(4000)))})
     api.create(plan)
-    state = enrol(api, plan, "north", data, tmp_path, api.url)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
     with AgentThread(state, exit_when_finished=True) as agent:
         agent.wait_for_line("received model 1")
-    assert [line.served for line in state.history()] == [True, True]
+    assert [line.served for line in state.models.history()] == [True, True]

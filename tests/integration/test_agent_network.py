@@ -1,7 +1,6 @@
-"""The agent's way to its coordinator: real certificates, real TLS servers, a real proxy."""
+"""Joining over the network: real certificates, real TLS servers, a real proxy."""
 
 import datetime
-import logging
 import socket
 import ssl
 import threading
@@ -11,31 +10,22 @@ from pathlib import Path
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
 from support.agents import digits_plan, write_digits
-from support.api import Api, new_database
+from support.api import Api
+from support.databases import new_database
 from support.forward_proxy import ForwardProxy
-from support.tls import serving_tls
+from support.tls import foreign_site, serving_tls, write_certificate
 
 from client_agent import __main__ as command_line
-from client_agent.coordinator import Coordinator
-from client_agent.errors import Stopped
-from client_agent.network import open_http
+from client_agent.coordinator.client import Coordinator
+from client_agent.coordinator.connection import open_http
 from client_agent.settings import ServeOptions
-from client_agent.state import StateFolder
-from client_agent.web_service import serving
-from shared.http.connection import Connection
+from client_agent.state.folder import StateFolder
+from client_agent.web.serve import web_server
+from shared.http.client_connection import Connection
 
 DAY = datetime.timedelta(days=1)
 PLAN = digits_plan(clients=1)
-
-
-async def foreign_site(scope: Scope, receive: Receive, send: Send) -> None:
-    """A server that is no coordinator; below /404 it answers with that status."""
-    folder = scope["path"].split("/")[1]
-    status = int(folder) if folder.isdigit() else 200
-    await PlainTextResponse("<html>Welcome</html>", status)(scope, receive, send)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +46,7 @@ def ca_file(authority: trustme.CA, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A coordinator with a federation, not yet on any socket."""
+    """Return a coordinator with a federation, not yet on a socket."""
     folder = tmp_path_factory.mktemp("coordinator")
     api = Api(new_database("sqlite", request, folder))
     with api.http:
@@ -73,7 +63,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def join(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """`distrans-agent join`; what it says at its end."""
+    """Run `distrans-agent join`; return its output, or its error."""
 
     def run(server: str, *options: object, invite: str = "some-invite") -> str:
         arguments = ["join", "--server", server, "--invite", invite, "--name", "north", "--data", data]
@@ -90,48 +80,53 @@ def join(
 
 
 def one_line(said: str) -> str:
-    """The one message that a failed command leaves."""
+    """Return the only line that a failed command prints."""
     assert said.startswith("error: ")
     (line,) = said.splitlines()
     return line
 
 
-class TestCertificatesOfTheCoordinator:
+class TestCoordinatorCertificates:
     def check(self, join: Callable[..., str], certificate: trustme.LeafCert, *options: object) -> str:
         with serving_tls(foreign_site, certificate) as port:
             return one_line(join(f"https://localhost:{port}", *options))
 
-    def test_expired(self, join: Callable[..., str], authority: trustme.CA, ca_file: Path) -> None:
+    def test_an_expired_certificate_is_explained(
+        self, join: Callable[..., str], authority: trustme.CA, ca_file: Path
+    ) -> None:
         now = datetime.datetime.now(datetime.UTC)
         old = authority.issue_cert("localhost", not_before=now - 3 * DAY, not_after=now - DAY)
         said = self.check(join, old, "--ca-file", ca_file)
         assert "certificate has expired" in said
-        assert "Ask its operator to renew it" in said
+        assert "Ask the operator to renew it" in said
 
-    def test_not_yet_valid(self, join: Callable[..., str], authority: trustme.CA, ca_file: Path) -> None:
+    def test_a_certificate_that_is_not_yet_valid_is_explained(
+        self, join: Callable[..., str], authority: trustme.CA, ca_file: Path
+    ) -> None:
         now = datetime.datetime.now(datetime.UTC)
         early = authority.issue_cert("localhost", not_before=now + DAY, not_after=now + 3 * DAY)
         assert "Check this machine's clock" in self.check(join, early, "--ca-file", ca_file)
 
-    def test_for_another_host(self, join: Callable[..., str], authority: trustme.CA, ca_file: Path) -> None:
+    def test_a_certificate_for_another_host_is_explained(
+        self, join: Callable[..., str], authority: trustme.CA, ca_file: Path
+    ) -> None:
         said = self.check(join, authority.issue_cert("other.example"), "--ca-file", ca_file)
         assert "certificate is for another name" in said
         assert "'localhost'" in said
         assert "--server" in said
 
-    def test_of_an_unknown_authority(self, join: Callable[..., str], authority: trustme.CA) -> None:
+    def test_an_unknown_authority_is_explained(self, join: Callable[..., str], authority: trustme.CA) -> None:
         said = self.check(join, authority.issue_cert("localhost"))
-        assert "authority that is not trusted here" in said
+        assert "an authority this machine does not trust" in said
         assert "--ca-file" in said
 
-    def test_of_another_authority_than_the_named_one(
+    def test_an_authority_other_than_the_given_one_is_explained(
         self, join: Callable[..., str], stranger: trustme.CA, ca_file: Path
     ) -> None:
         said = self.check(join, stranger.issue_cert("localhost"), "--ca-file", ca_file)
-        assert "authority that is not trusted here" in said
+        assert "an authority this machine does not trust" in said
 
-    def test_none_at_all(self, join: Callable[..., str], ca_file: Path) -> None:
-        """A server that speaks plain HTTP where https is expected."""
+    def test_plain_http_server_is_reported_as_not_speaking_tls(self, join: Callable[..., str], ca_file: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
 
             def answer() -> None:
@@ -146,18 +141,17 @@ class TestCertificatesOfTheCoordinator:
             thread.join()
         assert "does not speak TLS" in one_line(said)
 
-    def test_https_where_http_was_asked_for(self, join: Callable[..., str], authority: trustme.CA) -> None:
+    def test_http_to_a_tls_server_suggests_https(self, join: Callable[..., str], authority: trustme.CA) -> None:
         with serving_tls(foreign_site, authority.issue_cert("localhost")) as port:
             said = one_line(join(f"http://localhost:{port}"))
         assert f"the server at localhost:{port} expects TLS. Use https:// in --server" in said
 
 
-class TestFilesOfTheSite:
+class TestSiteFiles:
     @pytest.fixture
     def files(self, authority: trustme.CA, stranger: trustme.CA, tmp_path: Path) -> Path:
         mine, other = authority.issue_cert("north"), stranger.issue_cert("other")
-        mine.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-        mine.private_key_pem.write_to_path(tmp_path / "key.pem")
+        write_certificate(mine, tmp_path)
         other.private_key_pem.write_to_path(tmp_path / "other-key.pem")
         key = serialization.load_pem_private_key(mine.private_key_pem.bytes(), None)
         locked = key.private_bytes(
@@ -173,43 +167,45 @@ class TestFilesOfTheSite:
         ("options", "cause", "next_step"),
         [
             ({"ca_file": "gone.pem"}, "--ca-file {}/gone.pem cannot be read: No such file", "the path of a PEM file"),
-            ({"ca_file": "note.txt"}, "--ca-file {}/note.txt holds no certificate in PEM form", "Ask the operator"),
+            ({"ca_file": "note.txt"}, "--ca-file {}/note.txt does not contain a PEM certificate", "Ask the operator"),
             ({"ca_file": "."}, "--ca-file {} cannot be read: Is a directory", "the path of a PEM file"),
             ({"client_cert": "gone.pem"}, "--client-cert {}/gone.pem cannot be read", "the path of a PEM file"),
-            ({"client_cert": "note.txt", "client_key": "key.pem"}, "do not hold a certificate and its", "PEM files"),
-            ({"client_cert": "cert.pem"}, "do not hold a certificate and its key", "PEM files"),
+            ({"client_cert": "note.txt", "client_key": "key.pem"}, "are not a PEM certificate and its", "PEM files"),
+            ({"client_cert": "cert.pem"}, "are not a PEM certificate and its key", "PEM files"),
             ({"client_cert": "cert.pem", "client_key": "gone.pem"}, "--client-key {}/gone.pem cannot be", "PEM file"),
             ({"client_cert": "cert.pem", "client_key": "other-key.pem"}, "do not belong together", "PEM files"),
             ({"client_cert": "cert.pem", "client_key": "locked-key.pem"}, "passphrase", "openssl pkey"),
-            ({"client_key": "key.pem"}, "--client-key needs its certificate", "--client-cert"),
+            ({"client_key": "key.pem"}, "--client-key needs a certificate", "--client-cert"),
         ],
     )  # fmt: skip
-    def test_each_fault_has_its_words(
+    def test_each_unusable_file_is_explained(
         self, join: Callable[..., str], files: Path, options: dict[str, str], cause: str, next_step: str
     ) -> None:
-        """Before anything is sent: nothing listens at that address."""
+        """Before anything is sent: nothing listens at this address."""
         given = [part for name, file in options.items() for part in (f"--{name.replace('_', '-')}", files / file)]
         said = one_line(join("https://127.0.0.1:9", *given))
         assert cause.format(files) in said
         assert next_step in said
 
-    def test_a_running_agent_ends_with_the_same_words(self, files: Path) -> None:
+    def test_a_running_agent_reports_the_same_error(self, files: Path) -> None:
         connection = Connection(server="https://127.0.0.1:9", ca_file=str(files / "note.txt"))
-        with pytest.raises(Exception, match="holds no certificate"):
+        with pytest.raises(Exception, match="does not contain a PEM certificate"):
             open_http(connection, "token")
 
 
 class TestClientCertificates:
-    def test_missing(self, join: Callable[..., str], authority: trustme.CA, ca_file: Path) -> None:
+    def test_a_missing_certificate_is_reported_with_the_options_to_pass(
+        self, join: Callable[..., str], authority: trustme.CA, ca_file: Path
+    ) -> None:
         with serving_tls(foreign_site, authority.issue_cert("localhost"), authority) as port:
             said = one_line(join(f"https://localhost:{port}", "--ca-file", ca_file))
         assert "--client-cert and --client-key" in said
 
     @pytest.mark.parametrize("which", ["missing", "of an unknown authority"])
-    def test_a_server_that_says_why(
+    def test_a_tls_alert_about_the_certificate_is_explained(
         self, join: Callable[..., str], authority: trustme.CA, stranger: trustme.CA, ca_file: Path, which: str
     ) -> None:
-        """TLS has words for it, and servers other than uvicorn use them."""
+        """Servers other than uvicorn send one."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         authority.issue_cert("localhost").configure_cert(context)
         authority.configure_trust(context)
@@ -228,18 +224,18 @@ class TestClientCertificates:
                     secured.do_handshake()
                 with socket.socket(fileno=secured.detach()) as connection:
                     connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(65536):  # else the connection would be reset and the alert lost
+                    while connection.recv(65536):  # otherwise the connection would be reset and the alert lost
                         pass
 
             thread = threading.Thread(target=refuse)
             thread.start()
             said = one_line(join(f"https://localhost:{listening.getsockname()[1]}", *options))
             thread.join()
-        cause = "asks for a client certificate" if which == "missing" else "does not accept this site's client"
+        cause = "requires a client certificate" if which == "missing" else "rejected this site's client"
         assert cause in said
         assert "--client-cert" in said
 
-    def test_presented_it_lets_the_site_join_and_run(
+    def test_a_site_with_a_certificate_can_join_and_run(
         self, join: Callable[..., str], api: Api, authority: trustme.CA, ca_file: Path, tmp_path: Path
     ) -> None:
         mine = authority.issue_cert("north")
@@ -254,71 +250,12 @@ class TestClientCertificates:
         api.admin("POST", f"/v1/federations/{PLAN.name}/clients/north/revoke")
 
 
-class TestRunning:
-    """Network errors do not end a running agent; its log says what is wrong."""
-
-    def first_warning(self, connection: Connection, caplog: pytest.LogCaptureFixture) -> str:
-        stopping = threading.Event()
-
-        class StopAtFirst(logging.Handler):
-            def emit(self, _record: logging.LogRecord) -> None:
-                stopping.set()
-
-        handler = StopAtFirst()
-        logging.getLogger("client_agent.coordinator").addHandler(handler)
-        try:
-            with open_http(connection, "token") as http, pytest.raises(Stopped):
-                Coordinator(http, stopping).task("none")
-        finally:
-            logging.getLogger("client_agent.coordinator").removeHandler(handler)
-        return caplog.records[-1].getMessage()
-
-    def test_a_certificate_that_expired_meanwhile(
-        self, authority: trustme.CA, ca_file: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        now = datetime.datetime.now(datetime.UTC)
-        old = authority.issue_cert("localhost", not_before=now - 3 * DAY, not_after=now - DAY)
-        with serving_tls(foreign_site, old) as port:
-            said = self.first_warning(Connection(server=f"https://localhost:{port}", ca_file=str(ca_file)), caplog)
-        assert "asking for work: the coordinator's certificate has expired" in said
-        assert "trying again in" in said
-
-    @pytest.mark.parametrize("status", [200, 403, 404])
-    def test_a_page_of_something_on_the_way(
-        self, authority: trustme.CA, ca_file: Path, caplog: pytest.LogCaptureFixture, status: int
-    ) -> None:
-        with serving_tls(foreign_site, authority.issue_cert("localhost")) as port:
-            connection = Connection(server=f"https://localhost:{port}/{status}", ca_file=str(ca_file))
-            said = self.first_warning(connection, caplog)
-        assert f"What answered ({status}) is not a coordinator" in said
-
-    def test_a_server_that_hangs_up_without_tls_is_not_taken_for_one_with_it(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-
-            def hang_up() -> None:
-                for _ in range(2):  # the call, and the handshake that is tried after it
-                    listening.accept()[0].close()
-
-            thread = threading.Thread(target=hang_up)
-            thread.start()
-            said = self.first_warning(Connection(server=f"http://127.0.0.1:{listening.getsockname()[1]}"), caplog)
-            thread.join()
-        assert "TLS" not in said
-        assert "trying again in" in said
-
-    def test_nothing_there(self, caplog: pytest.LogCaptureFixture) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
-        said = self.first_warning(Connection(server=f"http://127.0.0.1:{port}"), caplog)
-        assert "Connection refused" in said
-
-
-def test_joining_a_page_that_is_no_coordinator(join: Callable[..., str], authority: trustme.CA, ca_file: Path) -> None:
+def test_joining_a_server_that_is_not_a_coordinator_is_explained(
+    join: Callable[..., str], authority: trustme.CA, ca_file: Path
+) -> None:
     with serving_tls(foreign_site, authority.issue_cert("localhost")) as port:
         said = one_line(join(f"https://localhost:{port}", "--ca-file", ca_file))
-    assert "What answered (200) is not a coordinator" in said
+    assert "The response (HTTP 200) did not come from a coordinator" in said
 
 
 class TestProxies:
@@ -344,29 +281,33 @@ class TestProxies:
             assert proxy.requests == [f"CONNECT localhost:{port} HTTP/1.1"]
         api.admin("POST", f"/v1/federations/{PLAN.name}/clients/north/revoke")
 
-    def test_so_does_plain_http(self, join: Callable[..., str], api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        with ForwardProxy() as proxy, serving(api.app, ServeOptions(port=0)) as port:
+    def test_plain_http_goes_through_the_proxy_of_the_environment(
+        self, join: Callable[..., str], api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with ForwardProxy() as proxy, web_server(api.app, ServeOptions(port=0)) as port:
             monkeypatch.setenv("HTTP_PROXY", proxy.url)
             assert "The invite is not valid" in one_line(join(f"http://127.0.0.1:{port}"))
             assert proxy.requests == [f"GET http://127.0.0.1:{port}/v1/join HTTP/1.1"]
 
-    def test_not_where_no_proxy_says_so(
+    def test_no_proxy_variable_bypasses_the_proxy(
         self, join: Callable[..., str], authority: trustme.CA, ca_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with ForwardProxy() as proxy, serving_tls(foreign_site, authority.issue_cert("localhost")) as port:
             monkeypatch.setenv("HTTPS_PROXY", proxy.url)
             monkeypatch.setenv("NO_PROXY", "localhost")
-            assert "not a coordinator" in join(f"https://localhost:{port}", "--ca-file", ca_file)
+            assert "did not come from a coordinator" in join(f"https://localhost:{port}", "--ca-file", ca_file)
             assert proxy.requests == []
 
-    def test_a_proxy_that_refuses(self, join: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_refusal_by_the_proxy_is_explained(
+        self, join: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with ForwardProxy(refusing=True) as proxy:
             monkeypatch.setenv("HTTPS_PROXY", proxy.url)
             said = one_line(join("https://coordinator.example"))
-        assert "the proxy refuses (403 Forbidden)" in said
+        assert "the proxy refused (403 Forbidden)" in said
         assert "HTTPS_PROXY" in said
 
-    def test_a_proxy_that_is_not_there(self, join: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_proxy_is_explained(self, join: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
@@ -374,11 +315,11 @@ class TestProxies:
         assert "Connection refused; a proxy is set in the environment" in said
 
     @pytest.mark.parametrize("address", ["ftp://proxy.example", "http://proxy.example:port", "socks5://proxy.example"])
-    def test_one_that_cannot_be_used(
+    def test_unusable_proxy_url_is_reported(
         self, join: Callable[..., str], monkeypatch: pytest.MonkeyPatch, address: str
     ) -> None:
         monkeypatch.setenv("ALL_PROXY", address)
-        assert "The proxy that the environment names cannot be used" in one_line(join("https://coordinator.example"))
+        assert "The proxy set in the environment cannot be used" in one_line(join("https://coordinator.example"))
 
 
 def test_plain_http_to_another_machine_is_refused(join: Callable[..., str]) -> None:

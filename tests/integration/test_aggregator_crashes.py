@@ -1,7 +1,7 @@
-"""Aggregation is exactly once: processes that die, stall or race at any point end in the same model, published once."""
+"""Exactly-once aggregation: processes that die, stall or race at any point end in the same model, published once."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,60 +11,39 @@ from threading import Barrier
 import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.exc import OperationalError
+from support.crashes import STAGES, Hook, InterruptibleAggregator, Killed, at, die
 from support.databases import KINDS, empty_postgres
-from support.plans import small_plan
-from support.service import (
+from support.desk import (
     MEAN_OFFSETS,
     OPERATOR,
     Desk,
+    aggregate_until_idle,
     count,
     fedavg_plan,
     mean_bits,
     put,
-    run_dry,
     unreferenced_blobs,
 )
+from support.plans import small_plan
 
 from server.service import federations
 from server.service.aggregation import LEASE_S, Aggregator
-from server.service.cleaning import Cleaner, Retention
-from server.service.context import Context
-from server.service.enrolment import Identity
+from server.service.cleaning import Cleaner
+from server.service.context import Context, Identity
+from server.service.retention import Retention
 from server.store import blobs
+from server.store.database import Database
 from server.store.schema import upgrade
-from server.store.session import Database
 from server.store.tables import BlobChunk, Model, Update
 
-STAGES = ("before-fold", "after-fold", "before-store", "before-publish", "after-publish")
 FOLDING = STAGES[:2]
 UNPUBLISHED = STAGES[:4]
 PLAN = small_plan(method=MEAN_OFFSETS, rounds={"count": 3, "min_clients": 3})
 
 
-class Killed(BaseException):
-    """kill -9: nothing of the program runs any more, not even `except Exception`."""
-
-
-def at(stage: str, act: Callable[[], object], times: int = 1) -> Callable[[str], None]:
-    """A hook that acts when the stage is reached for the n-th time, once."""
-    seen = 0
-
-    def hook(reached: str) -> None:
-        nonlocal seen
-        seen += reached == stage
-        if reached == stage and seen == times:
-            act()
-
-    return hook
-
-
-def die() -> None:
-    raise Killed
-
-
 @dataclass
 class Scene(Desk):
-    """Three sites after a first round, so that the second one starts from private server state too."""
+    """Three sites after a first round, so that the second starts with private server state."""
 
     sites: list[Identity] = field(default_factory=list)
 
@@ -75,37 +54,37 @@ class Scene(Desk):
             self.run_round(self.seeds(1))
 
     def seeds(self, number: int) -> dict[Identity, int]:
-        """The updates of a round."""
+        """Return the seeds of a round's updates by site."""
         return {who: 10 * number + place for place, who in enumerate(self.sites)}
 
     def upload_all(self, number: int = 2) -> None:
-        """Everybody's update of a round."""
+        """Upload the updates of all sites for a round."""
         for who, seed in self.seeds(number).items():
             self.upload(who, seed)
 
-    def process(self, hook: Callable[[str], None] = lambda _stage: None) -> Aggregator:
-        """The worker of one more process."""
-        return Aggregator(Context(self.db, self.clock), hook)
+    def process(self, hook: Hook = lambda _stage: None) -> Aggregator:
+        """Return the worker of one more process."""
+        return InterruptibleAggregator(Context(self.db, self.clock), hook)
 
     def outcome(self) -> tuple[object, ...]:
-        """What must be the same however the second round came about."""
+        """Return what must be the same whatever happened during the second round."""
         return self.bits(2), self.private_bits(), [model.number for model in self.models()], self.view.rounds_done
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scene]:
-    """A scene on SQLite in a file that can be copied: its sites are the same in every copy."""
+    """A scene in a SQLite file that can be copied: its sites are the same in every copy."""
     file = tmp_path_factory.mktemp("prepared") / "coordinator.db"
     db = Database(f"sqlite:///{file}")
     upgrade(db)
     scene = Scene(db, PLAN)
-    db.close()  # and all is in the one file
+    db.close()  # so that everything is in one file
     return file, scene
 
 
 @pytest.fixture(scope="module")
 def expected(prepared: tuple[Path, Scene], tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """The outcome of two rounds in which nothing happened, on SQLite; PostgreSQL must give the same."""
+    """The outcome of two undisturbed rounds on SQLite; PostgreSQL must give the same."""
     scene = copied(prepared, tmp_path_factory.mktemp("undisturbed"))
     scene.upload_all()
     scene.aggregate()
@@ -133,14 +112,14 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 
 
 def at_stages(*stages: str) -> pytest.MarkDecorator:
-    """Each stage on SQLite; on PostgreSQL two of them, where its own locks and leases matter."""
+    """Run each stage on SQLite, and on PostgreSQL the two where its own locks and leases matter."""
     cases = [("sqlite", stage) for stage in stages]
     cases += [("postgresql", stage) for stage in stages if stage in ("after-fold", "before-publish")]
     return pytest.mark.parametrize(("scene", "stage"), cases, indirect=["scene"])
 
 
 class TestFailedPublication:
-    """It is tried again every half second, for as long as the database is busy or full."""
+    """Publication is retried every half second while the database is busy or full."""
 
     def test_leaves_no_model_behind(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         def busy(*_: object) -> None:
@@ -149,12 +128,12 @@ class TestFailedPublication:
         scene.upload_all()
         process = scene.process()
         with monkeypatch.context() as patch:
-            patch.setattr(Aggregator, "_publish", busy)
+            patch.setattr(InterruptibleAggregator, "_publish", busy)
             for _ in range(3):
                 process.step()
             assert unreferenced_blobs(scene.db) == set()
             assert scene.round.state == "aggregating"
-        run_dry(process)
+        aggregate_until_idle(process)
         assert scene.view.rounds_done == 2
 
     def test_leaves_no_part_of_a_model_behind(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +146,8 @@ class TestFailedPublication:
             blobs.store(scene.db, bytes(100))
         assert unreferenced_blobs(scene.db) == set()
 
-    def test_spares_a_stored_model_when_somebody_cleans_with_a_fast_clock(self, scene: Scene) -> None:
-        """It is not referred to yet; by a wall clock that is a day ahead it would be old."""
+    def test_keeps_a_stored_model_when_the_cleaner_has_a_fast_clock(self, scene: Scene) -> None:
+        """It is not referenced yet, and would look old to a wall clock that is a day ahead."""
         scene.upload_all()
         cleaner = Cleaner(scene.ctx, Retention(keep_round_uploads=99))
 
@@ -176,30 +155,30 @@ class TestFailedPublication:
             scene.clock.jump(86400)
             cleaner.clean()
 
-        run_dry(scene.process(at("before-publish", clean_ahead)))
+        aggregate_until_idle(scene.process(at("before-publish", clean_ahead)))
         assert scene.view.rounds_done == 2
 
 
 class TestDeath:
     @at_stages(*UNPUBLISHED)
-    def test_is_made_good_by_another_process_when_the_lease_is_over(
+    def test_is_repaired_by_another_process_when_the_lease_expires(
         self, scene: Scene, expected: tuple[object, ...], stage: str
     ) -> None:
         scene.upload_all()
         with pytest.raises(Killed):
-            run_dry(scene.process(at(stage, die)))
+            aggregate_until_idle(scene.process(at(stage, die)))
         other = scene.process()
         scene.wait(LEASE_S)
         assert not other.step(), "the lease still holds"
         assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
         scene.wait(1)
-        run_dry(other)
+        aggregate_until_idle(other)
         assert scene.outcome() == expected
         self.leaves_only_garbage(scene)
 
     @staticmethod
     def leaves_only_garbage(scene: Scene) -> None:
-        """What the dead process had written is found and removed, and nothing else is."""
+        """Check that the cleaner removes what the dead process left, and nothing else."""
         Cleaner(scene.ctx, Retention(keep_round_uploads=99, garbage_s=0)).clean()
         assert unreferenced_blobs(scene.db) == set()
         assert count(scene.db, Update) == [6]
@@ -207,68 +186,74 @@ class TestDeath:
     def test_right_after_publishing_changes_nothing(self, scene: Scene, expected: tuple[object, ...]) -> None:
         scene.upload_all()
         with pytest.raises(Killed):
-            run_dry(scene.process(at("after-publish", die)))
+            aggregate_until_idle(scene.process(at("after-publish", die)))
         assert scene.outcome() == expected
-        run_dry(scene.process())
+        aggregate_until_idle(scene.process())
         assert scene.outcome() == expected
         assert scene.round.number == 3
         assert unreferenced_blobs(scene.db) == set()
 
     @at_stages(*FOLDING)
     @pytest.mark.parametrize("times", [1, 2])
-    def test_while_updates_still_land(self, scene: Scene, expected: tuple[object, ...], stage: str, times: int) -> None:
-        """The first process folds two updates of three, and dies; the one that follows begins again."""
+    def test_before_the_last_update_loses_none(
+        self, scene: Scene, expected: tuple[object, ...], stage: str, times: int
+    ) -> None:
+        """The first process folds two of three updates and dies; the next one starts over."""
         seeds = scene.seeds(2)
         for who in scene.sites[:2]:
             scene.upload(who, seeds[who])
         with pytest.raises(Killed):
-            run_dry(scene.process(at(stage, die, times)))
+            aggregate_until_idle(scene.process(at(stage, die, times)))
         scene.wait(LEASE_S + 1)
         other = scene.process()
         assert other.step()
         scene.upload(scene.sites[2], seeds[scene.sites[2]])
-        run_dry(other)
+        aggregate_until_idle(other)
         assert scene.outcome() == expected
 
-    def test_of_one_process_after_the_other(self, scene: Scene, expected: tuple[object, ...]) -> None:
+    def test_at_every_stage_in_turn_still_ends_in_the_same_model(
+        self, scene: Scene, expected: tuple[object, ...]
+    ) -> None:
         scene.upload_all()
         for stage in UNPUBLISHED:
             with pytest.raises(Killed):
-                run_dry(scene.process(at(stage, die)))
+                aggregate_until_idle(scene.process(at(stage, die)))
             scene.wait(LEASE_S + 1)
-        run_dry(scene.process())
+        aggregate_until_idle(scene.process())
         assert scene.outcome() == expected
         self.leaves_only_garbage(scene)
 
     def test_does_not_keep_the_same_process_id_waiting(self, scene: Scene, expected: tuple[object, ...]) -> None:
-        """A worker that failed and looks again is still the owner of its lease."""
+        """A worker that failed and tries again still owns its lease."""
         scene.upload_all()
         ctx = Context(scene.db, scene.clock)
         with pytest.raises(Killed):
-            run_dry(Aggregator(ctx, at("before-store", die)))
-        run_dry(Aggregator(ctx))
+            aggregate_until_idle(InterruptibleAggregator(ctx, at("before-store", die)))
+        aggregate_until_idle(Aggregator(ctx))
         assert scene.outcome() == expected
 
 
 class TestStall:
-    """A process that was merely slow wakes up when another has done its work."""
+    """A process that was merely slow resumes after another has done its work."""
 
     @at_stages(*STAGES)
-    def test_changes_nothing(self, scene: Scene, expected: tuple[object, ...], stage: str) -> None:
+    def test_past_the_lease_does_not_change_the_published_model(
+        self, scene: Scene, expected: tuple[object, ...], stage: str
+    ) -> None:
         scene.upload_all()
 
         def meanwhile() -> None:
             scene.wait(LEASE_S + 1)
-            run_dry(scene.process())
+            aggregate_until_idle(scene.process())
             assert scene.outcome() == expected
 
         slow = scene.process(at(stage, meanwhile))
-        run_dry(slow)
+        aggregate_until_idle(slow)
         assert scene.outcome() == expected
         assert scene.round.number == 3
         assert unreferenced_blobs(scene.db) == set()
         scene.upload_all(3)
-        run_dry(slow)  # it is as good as any other process for the next round
+        aggregate_until_idle(slow)  # for the next round it is a process like any other
         assert (scene.view.state, scene.view.rounds_done) == ("finished", 3)
 
     @at_stages(*UNPUBLISHED)
@@ -280,20 +265,20 @@ class TestStall:
         def another_takes_over_and_dies() -> None:
             scene.wait(LEASE_S + 1)
             with pytest.raises(Killed):
-                run_dry(scene.process(at("before-publish", die)))
+                aggregate_until_idle(scene.process(at("before-publish", die)))
 
         slow = scene.process(at(stage, another_takes_over_and_dies))
-        run_dry(slow)
+        aggregate_until_idle(slow)
         assert (scene.round.state, count(scene.db, Model)) == ("aggregating", [2])
         scene.wait(LEASE_S + 1)
-        run_dry(slow)
+        aggregate_until_idle(slow)
         assert scene.outcome() == expected
 
     @at_stages(*UNPUBLISHED)
     def test_past_the_end_of_the_federation_publishes_nothing(self, scene: Scene, stage: str) -> None:
         scene.upload_all()
         cancel = at(stage, lambda: federations.cancel(scene.ctx, OPERATOR, scene.name))
-        run_dry(scene.process(cancel))
+        aggregate_until_idle(scene.process(cancel))
         assert (scene.view.state, count(scene.db, Model)) == ("cancelled", [2])
         assert [row.state for row in scene.rounds()] == ["done", "failed"]
         assert unreferenced_blobs(scene.db) == set()
@@ -303,7 +288,7 @@ class TestStall:
         self, scene: Scene, expected: tuple[object, ...], stage: str
     ) -> None:
         scene.upload_all()
-        run_dry(scene.process(at(stage, lambda: federations.pause(scene.ctx, OPERATOR, scene.name))))
+        aggregate_until_idle(scene.process(at(stage, lambda: federations.pause(scene.ctx, OPERATOR, scene.name))))
         assert scene.outcome() == expected
         assert (scene.view.state, scene.view.round) == ("paused", None)
 
@@ -317,25 +302,25 @@ class TestStall:
             assert not scene.process(at(stage, away)).step()
             assert scene.round.state == "aggregating"
             scene.wait(LEASE_S + 1)
-        run_dry(scene.process())
+        aggregate_until_idle(scene.process())
         assert scene.outcome() == expected
 
 
 class TestTurns:
     def test_an_idle_lease_is_taken_over_by_whoever_is_there(self, scene: Scene, expected: tuple[object, ...]) -> None:
-        """Two processes fold turn by turn, each from its own memory; neither counts an update twice."""
+        """Two processes take turns folding, each from its own memory; neither counts an update twice."""
         seeds = scene.seeds(2)
         first, second = scene.process(), scene.process()
-        federations.pause(scene.ctx, OPERATOR, scene.name)  # no deadline while leases run out
+        federations.pause(scene.ctx, OPERATOR, scene.name)  # no deadline passes while leases expire
         for place, (owner, other) in enumerate([(first, second), (second, first), (first, second)]):
             scene.upload(scene.sites[place], seeds[scene.sites[place]])
             assert owner.step()
             assert not other.step()
             scene.wait(LEASE_S + 1)
-        run_dry(second)
+        aggregate_until_idle(second)
         assert scene.outcome() == expected
 
-    def test_nothing_landed_is_nothing_to_do(self, scene: Scene) -> None:
+    def test_without_updates_there_is_nothing_to_do(self, scene: Scene) -> None:
         assert not scene.process().step()
         assert scene.rounds()[-1].lease_owner is None
 
@@ -344,14 +329,14 @@ class TestTurns:
         for seed, desk in enumerate(desks):
             desk.upload(desk.join("north"), seed)
         with pytest.raises(Killed):
-            run_dry(Aggregator(desks[0].ctx, at("before-publish", die)))
-        run_dry(Aggregator(desks[1].ctx))
+            aggregate_until_idle(InterruptibleAggregator(desks[0].ctx, at("before-publish", die)))
+        aggregate_until_idle(Aggregator(desks[1].ctx))
         assert [desk.view.rounds_done for desk in desks] == [0, 1]
 
 
 class TestDamage:
-    def test_fails_the_round_instead_of_looking_slow(self, scene: Scene) -> None:
-        """Stored bytes that cannot be read back, as after a disk error, stop the round with a reason."""
+    def test_of_stored_bytes_fails_the_round_with_a_reason(self, scene: Scene) -> None:
+        """Stored bytes that are unreadable, as after a disk error, fail the round with a reason."""
         scene.upload_all()
         with scene.db.write() as session:
             damaged = select(Update.blob_id).where(Update.client_id == scene.sites[1].client_id)
@@ -361,7 +346,7 @@ class TestDamage:
         scene.aggregate()
         assert scene.view.state == "paused"
         assert scene.view.reason.startswith(
-            "round 2 failed: aggregation failed; Gone: These tensors are no longer kept."
+            "round 2 failed: aggregation failed; Gone: These tensors have been deleted."
         )
         assert [(row.state, row.closed_at) for row in scene.rounds()][1:] == [("failed", scene.clock.now)]
         federations.resume(scene.ctx, OPERATOR, scene.name)
@@ -373,7 +358,7 @@ class TestDamage:
 
 @pytest.fixture
 def processes(clean_db: Database) -> Iterator[list[Database]]:
-    """Two processes' own connections to one database."""
+    """Connections of two processes to one database."""
     url = clean_db.url.render_as_string(hide_password=False)
     with ExitStack() as stack:
         databases = [Database(url) for _ in range(2)]
@@ -383,7 +368,7 @@ def processes(clean_db: Database) -> Iterator[list[Database]]:
 
 
 def test_two_processes_publish_each_model_once(clean_db: Database, processes: list[Database]) -> None:
-    """Both look all the time, and the sites upload through either of them."""
+    """Both poll constantly, and sites upload through either of them."""
     rounds = 8
     desk = Desk(clean_db, fedavg_plan(min_clients=2, count=rounds))
     sites = [desk.join("north"), desk.join("south")]

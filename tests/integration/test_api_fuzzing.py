@@ -1,4 +1,4 @@
-"""schemathesis over the whole OpenAPI document, with every kind of token and with none: no call surprises anybody."""
+"""schemathesis calls the whole API, with every kind of token and without: every response is documented."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,29 +11,30 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api
 from support.coordinator import ADMIN_TOKEN
+from support.databases import new_database
 from support.plans import small_plan
 
-from server.api.request_limits import FailureThrottle
-from shared.schemas import Problem
+from server.http.rate_limits import FailureThrottle
+from shared.contract.messages import Problem
 
-EXAMPLES = 4  # of each call, of each mode, for each caller
+EXAMPLES = 4  # per operation, mode and caller
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 1})
-CALLERS = ("nobody", "invited", "client", "admin")  # the admin last: it may end the federation
+CALLERS = ("nobody", "invited", "client", "admin")  # the admin last: it may cancel the federation
 LAST = ("delete /v1/me", "post /v1/federations/{name}/cancel")
 UNDOCUMENTED = {
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.NOT_FOUND,
     HTTPStatus.METHOD_NOT_ALLOWED,
-}  # of paths that do not match
+}  # for paths that match no route
 
 schemathesis.serializer.alias("application/vnd.safetensors", "application/octet-stream")
 
 
 @dataclass(frozen=True)
 class Fuzzed:
-    """A coordinator, its own description of itself, and a token for every caller."""
+    """A coordinator, its OpenAPI document, and a token for every caller."""
 
     api: Api
     operations: list[Any]
@@ -43,7 +44,7 @@ class Fuzzed:
 @pytest.fixture(scope="module")
 def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     with open_api(new_database("sqlite", request, tmp_path_factory.mktemp("fuzzing")), requests_per_s=0) as api:
-        api.app.state.throttle = FailureThrottle(free_failures=1_000_000)  # it would answer most of the calls
+        api.app.state.throttle = FailureThrottle(free_failures=1_000_000)  # otherwise it would reject most calls
         api.create(PLAN)
         schema = schemathesis.openapi.from_dict(api.call("GET", "/openapi.json").json())
         operations = sorted((found.ok() for found in schema.get_all_operations()), key=_place)
@@ -62,7 +63,7 @@ def _place(operation: Any) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("caller", CALLERS)
-def test_no_call_is_answered_with_a_surprise(fuzzed: Fuzzed, caller: str, mode: GenerationMode) -> None:
+def test_generated_calls_get_only_documented_answers(fuzzed: Fuzzed, caller: str, mode: GenerationMode) -> None:
     answered: set[HTTPStatus] = set()
     for operation in fuzzed.operations:
 
@@ -74,7 +75,7 @@ def test_no_call_is_answered_with_a_surprise(fuzzed: Fuzzed, caller: str, mode: 
             _aim(case, mode)
             answered.add(_call(fuzzed, case, fuzzed.tokens[caller]))
 
-        with suppress(Unsatisfiable):  # a call that takes nothing cannot be made with wrong values
+        with suppress(Unsatisfiable):  # a call without parameters has no invalid values
             examples()
     assert HTTPStatus.OK in answered or mode is GenerationMode.NEGATIVE, "health is for everybody"
     refused = HTTPStatus.UNAUTHORIZED if caller in ("nobody", "invited") else HTTPStatus.FORBIDDEN
@@ -82,7 +83,7 @@ def test_no_call_is_answered_with_a_surprise(fuzzed: Fuzzed, caller: str, mode: 
 
 
 def _aim(case: Case, mode: GenerationMode) -> None:
-    """Valid calls are sent where they find something, and nowhere where they only take time."""
+    """Point valid calls at things that exist, and avoid calls that only take time."""
     if case.operation.label == "GET /v1/task":
         case.query = {**(case.query or {}), "wait": 0}
     if mode is not GenerationMode.POSITIVE:

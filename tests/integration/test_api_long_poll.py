@@ -1,4 +1,4 @@
-"""Agents wait for work on one process: who is woken by what, how many can wait, and how the process stops."""
+"""Long polls: what wakes an agent, how many agents can wait, and how the process stops."""
 
 import asyncio
 import json
@@ -13,21 +13,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import func, select
-from support.api import RawConnection, SocketApi, new_database
+from support.api import SocketApi, problem_of
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site, running
-from support.databases import KINDS
+from support.databases import KINDS, new_database
+from support.desk import count
 from support.plans import small_plan, update_body
+from support.sockets import RawConnection
 from support.waiting import eventually
 
-from server.service import enrolment, federations, tasks
-from server.service.context import Actor, Context
-from server.service.enrolment import Identity
-from server.store.session import Database
+from server.service import clients, federations, tasks
+from server.service.context import Actor, Context, Identity
+from server.store.database import Database
 from server.store.tables import Transfer, Update
-from shared.plan import FederationPlan
-from shared.schemas import TaskAnswer
-from shared.wire import digest
+from shared.contract.messages import TaskAnswer
+from shared.contract.plan import FederationPlan
+from shared.tensors.wire import digest
 
 AGENTS = 1000
 OPERATOR = Actor("operator:test")
@@ -35,7 +35,7 @@ OPERATOR = Actor("operator:test")
 
 @pytest.fixture(scope="module", autouse=True)
 def _many_open_files() -> Iterator[None]:
-    """A connection is an open file, here and in the processes that are started from here."""
+    """Raise the limit on open files: connections need them, here and in child processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, min(hard, 4 * AGENTS))
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -50,16 +50,16 @@ def db_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def coordinator(db_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One process; each test has a federation of its own."""
+    """Run one process; each test creates its own federation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISTRANS_POLLS_PER_CLIENT", "0")  # the thousand agents below share one token
+        patch.setenv("DISTRANS_POLLS_PER_CLIENT", "0")  # the thousand agents share one token
         with running(db_address, tmp_path_factory.mktemp("data"), forked=True) as process:
             yield process
 
 
 @pytest.fixture(scope="module")
 def elsewhere(db_address: str) -> Iterator[Context]:
-    """Another process of the coordinator: this one, which shares nothing with the first but the database."""
+    """Return a second coordinator, in this process, which shares only the database with the first."""
     db = Database(db_address)
     yield Context(db)
     db.close()
@@ -72,7 +72,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def new_federation(coordinator: CoordinatorProcess, name: str, **rounds: Any) -> tuple[FederationPlan, Site]:
-    """A federation that nobody has started, with one site."""
+    """Create a federation with one site, and do not start it."""
     plan = small_plan(name, method={"name": "fedavg"}, rounds=rounds)
     coordinator.create(plan, start=False)
     return plan, coordinator.join(plan, "north", {"cat": 1})
@@ -83,7 +83,7 @@ def last_seen(site: Site) -> float:
 
 
 def poll_all(pool: ThreadPoolExecutor, sites: list[Site], after: str = "") -> "list[Future[TaskAnswer]]":
-    """Long polls that are under way: their signs of life have reached the database."""
+    """Start long polls, and wait until their heartbeats are in the database."""
     before = [last_seen(site) for site in sites]
     waiting = [pool.submit(site.task, 60, after) for site in sites]
     eventually(lambda: all(last_seen(site) > then for site, then in zip(sites, before, strict=True)))
@@ -92,12 +92,12 @@ def poll_all(pool: ThreadPoolExecutor, sites: list[Site], after: str = "") -> "l
 
 
 def poll(pool: ThreadPoolExecutor, site: Site, after: str = "") -> "Future[TaskAnswer]":
-    """One long poll that is under way."""
+    """Start one long poll."""
     return poll_all(pool, [site], after)[0]
 
 
 class TestWaking:
-    def test_work_is_answered_at_once(self, coordinator: CoordinatorProcess) -> None:
+    def test_work_is_returned_at_once(self, coordinator: CoordinatorProcess) -> None:
         plan, site = new_federation(coordinator, "at-once", deadline_s=600)
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
         answer = site.http.get("/v1/task?wait=60", headers=site.headers, timeout=50)
@@ -112,21 +112,22 @@ class TestWaking:
         assert task.deadline_s is not None
         assert 0 < task.deadline_s <= 600
 
-    def test_a_round_that_opens(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+    def test_an_opening_round_wakes_its_site(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
         plan, site = new_federation(coordinator, "opens")
         waiting = poll(pool, site)
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
         assert waiting.result(50).action == "train"
 
-    def test_a_site_that_joins(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
-        """The one that the federation had waited for."""
+    def test_the_last_missing_site_wakes_the_others(
+        self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor
+    ) -> None:
         plan, site = new_federation(coordinator, "joins", min_clients=2)
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
         waiting = poll(pool, site)
         coordinator.join(plan, "south", {"dog": 1})
         assert waiting.result(50).action == "train"
 
-    def test_a_change_by_another_process(
+    def test_a_change_by_another_process_wakes_a_site(
         self, coordinator: CoordinatorProcess, elsewhere: Context, pool: ThreadPoolExecutor
     ) -> None:
         plan, site = new_federation(coordinator, "elsewhere")
@@ -147,15 +148,19 @@ class TestWaking:
         federations.cancel(elsewhere, OPERATOR, plan.name)
         assert waiting.result(50).action == "cancelled"
 
-    def test_every_site_of_the_federation(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
+    def test_a_change_wakes_every_site_of_the_federation(
+        self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor
+    ) -> None:
         plan, north = new_federation(coordinator, "all", min_clients=3)
         sites = [north, *(coordinator.join(plan, name, {"cat": 1}) for name in ("east", "south"))]
         waiting = poll_all(pool, sites)
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
         assert [answer.result(50).action for answer in waiting] == ["train"] * 3
 
-    def test_the_end_of_a_federation(self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor) -> None:
-        """The site that uploaded first waits for the others, and learns that it was the last round."""
+    def test_the_end_of_a_federation_wakes_its_sites(
+        self, coordinator: CoordinatorProcess, pool: ThreadPoolExecutor
+    ) -> None:
+        """The site that uploaded first waits for the others, then learns that this was the last round."""
         plan, north = new_federation(coordinator, "ends", min_clients=2, count=1)
         south = coordinator.join(plan, "south", {"dog": 1})
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
@@ -168,17 +173,17 @@ class TestWaking:
         assert (finished.action, finished.reason) == ("finished", "all 1 rounds are done")
         assert finished.model is not None
         assert finished.model.number == 1
-        assert north.task(60).action == "finished"  # at once, for a site that knows of nothing
+        assert north.task(60).action == "finished"  # at once, for a site without a ticket
 
 
-def test_a_site_whose_access_ends_is_told_at_once(
+def test_a_revoked_site_is_told_at_once(
     coordinator: CoordinatorProcess, elsewhere: Context, pool: ThreadPoolExecutor
 ) -> None:
-    """Not when its poll would have ended; whichever process the operator talks to. The others go on waiting."""
+    """Not at the end of its poll, and whichever process the operator uses. The others keep waiting."""
     plan, revoked = new_federation(coordinator, "access")
     rotated, leaving, staying = (coordinator.join(plan, name, {"cat": 1}) for name in ("south", "east", "west"))
     waiting = poll_all(pool, [revoked, rotated, leaving, staying])
-    enrolment.revoke(elsewhere, OPERATOR, plan.name, "north")
+    clients.revoke(elsewhere, OPERATOR, plan.name, "north")
     coordinator.admin("POST", f"/v1/federations/{plan.name}/clients/south/rotate")
     assert leaving.http.delete("/v1/me", headers=leaving.headers).status_code == 204
     for answer, code in zip(waiting, ("client-revoked", "invalid-token", "client-left"), strict=False):
@@ -190,14 +195,14 @@ def test_a_site_whose_access_ends_is_told_at_once(
 
 
 class TestTickets:
-    def test_nothing_new_until_the_time_is_over(self, coordinator: CoordinatorProcess) -> None:
+    def test_without_a_change_the_poll_lasts_until_its_timeout(self, coordinator: CoordinatorProcess) -> None:
         _, site = new_federation(coordinator, "nothing-new")
         answers = [site.task(wait_s) for wait_s in (0, 0.1, 1)]
         assert {(answer.action, answer.reason) for answer in answers} == {("wait", "the operator has not started it")}
         (ticket,) = {answer.ticket for answer in answers}
         assert site.task(0.1, after=ticket) == answers[0]
 
-    def test_another_ticket_is_answered_at_once(self, coordinator: CoordinatorProcess) -> None:
+    def test_an_outdated_ticket_is_answered_at_once(self, coordinator: CoordinatorProcess) -> None:
         plan, site = new_federation(coordinator, "tickets")
         first = site.task(0)
         assert site.http.get("/v1/task?wait=60&after=old", headers=site.headers, timeout=50).json()["action"] == "wait"
@@ -205,13 +210,13 @@ class TestTickets:
         train = site.task(60, after=first.ticket)
         assert train.ticket != first.ticket
         again = site.http.get(f"/v1/task?wait=60&after={train.ticket}", headers=site.headers, timeout=50).json()
-        assert (again["action"], again["ticket"]) == ("train", train.ticket)  # work does not wait
+        assert (again["action"], again["ticket"]) == ("train", train.ticket)  # work is returned at once
         assert train.round is not None
         assert site.put(train.round.id, update_body(plan, {}, 1)).status_code == 200
         assert site.task(60, after=train.ticket).ticket != train.ticket
 
-    def test_each_step_has_its_own(self, coordinator: CoordinatorProcess) -> None:
-        """Started, uploaded, aggregated, finished: a site that follows the tickets misses nothing."""
+    def test_site_that_follows_tickets_misses_no_step(self, coordinator: CoordinatorProcess) -> None:
+        """Started, uploaded, aggregated, finished."""
         plan, site = new_federation(coordinator, "steps", count=2)
         seen = [site.task(0)]
         coordinator.admin("POST", f"/v1/federations/{plan.name}/start")
@@ -227,17 +232,17 @@ class TestTickets:
         assert site.task(0.1, after=seen[-1].ticket) == seen[-1]
 
     @pytest.mark.parametrize("query", ["wait=-1", "wait=61", "wait=soon", "wait=nan", "after=" + "x" * 65])
-    def test_parameters_out_of_range(self, coordinator: CoordinatorProcess, query: str) -> None:
+    def test_parameters_out_of_range_are_refused(self, coordinator: CoordinatorProcess, query: str) -> None:
         plan = small_plan(f"range-{digest(query.encode())[:8]}", method={"name": "fedavg"})
         coordinator.create(plan, start=False)
         site = coordinator.join(plan, "north", {"cat": 1})
         answer = site.http.get(f"/v1/task?{query}", headers=site.headers)
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+        assert problem_of(answer) == (422, "invalid-request")
         assert answer.json()["errors"][0].startswith("query." + query.partition("=")[0])
 
 
 async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> dict[str, Any]:
-    """Polls on its connection until there is work."""
+    """Poll on one connection until there is work."""
     request = f"GET /v1/task?wait=60 HTTP/1.1\r\nHost: coordinator\r\nAuthorization: Bearer {token}\r\n\r\n"
     answer: dict[str, Any] = {}
     try:
@@ -263,7 +268,7 @@ def open_files(process_id: int) -> int:
 
 
 async def crowd(coordinator: CoordinatorProcess, plan: FederationPlan, site: Site) -> tuple[list[dict[str, Any]], int]:
-    """All agents wait, then the round opens; their answers, and how many threads the process had while they waited."""
+    """Let all agents wait, then open the round; return their tasks and the number of threads meanwhile."""
     parts, process_id = urlsplit(coordinator.url), coordinator.process.pid
     before = open_files(process_id)
     agents = []
@@ -271,7 +276,7 @@ async def crowd(coordinator: CoordinatorProcess, plan: FederationPlan, site: Sit
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         agents.append(asyncio.create_task(agent(reader, writer, site.token)))
     await asyncio.to_thread(eventually, lambda: open_files(process_id) >= before + AGENTS)
-    # Calls that need a thread queue up behind the agents' own: after two rounds of these every agent waits.
+    # Calls that need a thread queue up behind the agents' calls: after two rounds of these, every agent is waiting.
     for _ in range(2):
         await asyncio.to_thread(last_seen, site)
     threads = thread_count(process_id)
@@ -294,14 +299,9 @@ def test_a_thousand_agents_wait_without_a_thread_each(coordinator: CoordinatorPr
     assert threads < 100
 
 
-def count(ctx: Context, table: type[Transfer | Update]) -> int:
-    with ctx.db.read() as session:
-        return int(session.execute(select(func.count()).select_from(table)).scalar_one())
-
-
 @pytest.mark.parametrize("empty_db_url", ["sqlite"], indirect=True)
-def test_a_stop_answers_who_waits_without_the_database(db_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand looks at a busy database outlast the time that requests are given; what is left is then cut off."""
+def test_stopping_answers_open_polls_without_the_database(db_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand reads of a busy database would outlast the grace period, and the rest would be cut off."""
     looks: list[TaskAnswer] = []
 
     def counted(ctx: Context, identity: Identity) -> TaskAnswer:
@@ -323,8 +323,8 @@ def test_a_stop_answers_who_waits_without_the_database(db_url: str, monkeypatch:
 
 
 @pytest.mark.parametrize("empty_db_url", ["postgresql"], indirect=True)
-def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """SIGTERM: who waits is answered, an upload under way is finished, and the process ends well."""
+def test_sigterm_answers_open_polls_and_finishes_uploads(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """The process then exits with 0."""
     db = Database(db_url)
     ctx = Context(db)
     with running(db_url, tmp_path) as coordinator:
@@ -339,7 +339,7 @@ def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) 
             path = f"/v1/rounds/{task.round.id}/update"
             connection.send_head("PUT", path, **uploader.headers, Content_Length=len(body))
             connection.send(body[:1000])
-            eventually(lambda: count(ctx, Transfer) == 1)
+            eventually(lambda: count(ctx.db, Transfer) == [1])
             waiting = poll_all(pool, sites)
             coordinator.process.send_signal(signal.SIGTERM)
             assert [answer.result(50).action for answer in waiting] == ["wait", "wait"]
@@ -348,7 +348,7 @@ def test_an_orderly_stop(db_url: str, tmp_path: Path, pool: ThreadPoolExecutor) 
             status, answer = connection.answer()
         assert (status, json.loads(answer)["digest"]) == (200, digest(body))
         assert coordinator.wait() == 0
-    assert (count(ctx, Transfer), count(ctx, Update)) == (0, 1)
+    assert count(ctx.db, Transfer, Update) == [0, 1]
     assert not [line for line in coordinator.lines if "ERROR" in line or "Traceback" in line]
     assert ADMIN_TOKEN not in "\n".join(coordinator.lines)
     db.close()

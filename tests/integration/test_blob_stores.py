@@ -1,4 +1,4 @@
-"""Uploads, downloads and aggregation with the tensors' bytes in SQL and in an object store; the order of crashes."""
+"""Uploads, downloads and aggregation with tensors in SQL and in an object store, and crashes in between."""
 
 import time
 from collections.abc import Iterator
@@ -7,26 +7,29 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api, problem_of
 from support.coordinator import Site
+from support.databases import new_database
+from support.desk import OPERATOR, Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
 from support.plans import small_plan, update_body
 from support.processes import LoggedProcess
-from support.service import OPERATOR, Clock, Desk, count, fedavg_plan, mean_bits, unreferenced_blobs
 
 from server.core.errors import Gone, InvalidInput
-from server.service import archive, resumable_uploads, uploads
+from server.service import archive
 from server.service.aggregation import Aggregator
-from server.service.cleaning import Cleaner, Retention
+from server.service.cleaning import Cleaner
+from server.service.retention import Retention
+from server.service.uploads import resumable, single_request
 from server.store import blobs
-from server.store.objects import ObjectMissing, Objects, ObjectStoreError
+from server.store.database import Database
+from server.store.object_store import ObjectMissing, ObjectStore, ObjectStoreError
 from server.store.ownership import claim
-from server.store.session import Database
 from server.store.tables import Blob, BlobChunk, Coordinator, Transfer
-from shared.schemas import UpdateReceipt
-from shared.wire import digest
+from shared.contract.messages import UpdateReceipt
+from shared.tensors.wire import digest
 
 STORES = ("sql", "s3")
-NOW = time.time  # objects carry the store's own clock
+NOW = time.time  # objects have timestamps of the store's own clock
 
 
 @pytest.fixture(params=STORES)
@@ -35,8 +38,8 @@ def blob_address(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-def db(request: pytest.FixtureRequest, tmp_path: Path, blob_address: str | None) -> Iterator[Database]:
-    database = Database(new_database("sqlite", request, tmp_path), blob_address)
+def db(sqlite_url: str, blob_address: str | None) -> Iterator[Database]:
+    database = Database(sqlite_url, blob_address)
     yield database
     database.close()
 
@@ -52,19 +55,19 @@ def keys_of(db: Database) -> set[str | None]:
 
 
 def check_in_step(db: Database) -> None:
-    """Every chunk has its object and every object its chunk; or there are no objects at all."""
+    """Check that chunks and objects match one to one, or that there are no objects at all."""
     assert keys_of(db) <= {None} if db.objects is None else keys_of(db) == objects_of(db)
 
 
 def test_a_round_of_whole_and_of_resumed_uploads(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "CHUNK_BYTES", 5_000)  # several chunks a model
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 5_000)  # several chunks per model
     desk = Desk(db, fedavg_plan(min_clients=2))
     left, right = desk.join("left"), desk.join("right")
     bodies = [desk.body(1), desk.body(2)]
     desk.put(left, bodies[0])
     round_id, whole = desk.round.id, bodies[1]
     for begin, end in ((0, 7_000), (7_000, 7_001), (7_001, len(whole))):
-        part = resumable_uploads.UploadPart(desk.ctx, right, round_id, begin, len(whole), digest(whole))
+        part = resumable.UploadPart(desk.ctx, right, round_id, begin, len(whole), digest(whole))
         part.feed(whole[begin:end])
         done = part.finish()
     assert isinstance(done, UpdateReceipt)
@@ -74,13 +77,13 @@ def test_a_round_of_whole_and_of_resumed_uploads(db: Database, monkeypatch: pyte
     check_in_step(db)
 
 
-def test_what_is_refused_or_torn_leaves_nothing(db: Database) -> None:
+def test_rejected_and_interrupted_uploads_leave_nothing(db: Database) -> None:
     desk = Desk(db)
     left = desk.join("left")
     before = count(db, Blob, BlobChunk)
     with pytest.raises(InvalidInput):
         desk.put(left, desk.body(1)[:-10])
-    torn = uploads.Upload(desk.ctx, left, desk.round.id, None, None)
+    torn = single_request.SingleRequestUpload(desk.ctx, left, desk.round.id, None, None)
     torn.feed(desk.body(1)[:9_000])
     torn.abandon()
     assert count(db, Blob, BlobChunk) == before
@@ -99,8 +102,8 @@ def test_what_retention_drops(db: Database) -> None:
 
 
 @pytest.fixture
-def api(request: pytest.FixtureRequest, tmp_path: Path, blob_address: str | None) -> Iterator[Api]:
-    with open_api(new_database("sqlite", request, tmp_path), blobs=blob_address) as api:
+def api(sqlite_url: str, blob_address: str | None) -> Iterator[Api]:
+    with open_api(sqlite_url, blobs=blob_address) as api:
         yield api
 
 
@@ -119,23 +122,23 @@ def test_downloads_and_ranges(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def s3(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> Iterator[Database]:
-    database = Database(new_database("sqlite", request, tmp_path), bucket)
+def s3(sqlite_url: str, bucket: str) -> Iterator[Database]:
+    database = Database(sqlite_url, bucket)
     yield database
     database.close()
 
 
 def test_a_crash_after_the_object_and_before_its_row(s3: Database) -> None:
-    """The object is garbage; it goes once it is old enough that nobody can be about to refer to it."""
+    """The object is garbage, and is deleted once it is too old for anyone to be about to refer to it."""
     desk = Desk(s3, clock=Clock(NOW()))
-    torn = uploads.Upload(desk.ctx, desk.join("left"), desk.round.id, None, None)
+    torn = single_request.SingleRequestUpload(desk.ctx, desk.join("left"), desk.round.id, None, None)
     torn.feed(desk.body(1)[:5_000])
     kept = objects_of(s3)
     blobs.stage(s3, torn._blob_id, b"and then the process died")
     assert len(objects_of(s3)) == len(kept) + 1
     cleaner = Cleaner(desk.ctx, Retention())
     assert cleaner.collect_objects() == 0
-    desk.clock.jump(100 * 86400)  # nobody's wall clock decides what is garbage
+    desk.clock.jump(100 * 86400)  # no wall clock decides what is garbage
     assert cleaner.collect_objects() == 0
     desk.clock.advance(3700)
     assert cleaner.collect_objects() == 1
@@ -146,9 +149,9 @@ def test_a_crash_after_the_row_and_before_its_object(s3: Database, monkeypatch: 
     desk = Desk(s3, clock=Clock(NOW()))
     blob_id = blobs.store(s3, b"soon gone")
     with monkeypatch.context() as patch:
-        patch.setattr(Objects, "_call", _fail)
+        patch.setattr(ObjectStore, "_call", _fail)
         with s3.write() as session:
-            blobs.drop(session, blob_id)
+            blobs.remove_in(session, blob_id)
     assert keys_of(s3) < objects_of(s3)
     cleaner = Cleaner(desk.ctx, Retention())
     assert cleaner.collect_objects() == 0
@@ -166,7 +169,7 @@ def test_a_transaction_that_fails_keeps_its_objects(s3: Database) -> None:
 
     def drop_and_fail() -> None:
         with s3.write() as session:
-            blobs.drop(session, blob_id)
+            blobs.remove_in(session, blob_id)
             raise LookupError
 
     with pytest.raises(LookupError):
@@ -174,40 +177,37 @@ def test_a_transaction_that_fails_keeps_its_objects(s3: Database) -> None:
     assert blobs.read_all(s3, blob_id) == b"still needed"
 
 
-def test_a_store_that_is_away_for_a_while(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aggregation waits for it; a round is not failed for it."""
+def test_aggregation_waits_for_an_unavailable_object_store(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aggregation waits for the store; the round does not fail."""
     desk = Desk(s3)
     left = desk.join("left")
     body = desk.body(1)
     desk.put(left, body)
     with monkeypatch.context() as patch:
-        patch.setattr(Objects, "_call", _fail)
+        patch.setattr(ObjectStore, "_call", _fail)
         assert Aggregator(desk.ctx).step() is False
         assert desk.round.state == "aggregating"
     desk.aggregate()
     assert desk.bits(1) == mean_bits([body])
 
 
-def test_callers_are_told_to_try_again(
-    request: pytest.FixtureRequest, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_api(new_database("sqlite", request, tmp_path), blobs=bucket) as api:
-        monkeypatch.setattr(Objects, "_call", _fail)
+def test_callers_are_told_to_try_again(sqlite_url: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_api(sqlite_url, blobs=bucket) as api:
+        monkeypatch.setattr(ObjectStore, "_call", _fail)
         answer = api.call("POST", "/v1/federations", json=small_plan().model_dump(mode="json"))
-        assert (answer.status_code, answer.json()["code"]) == (503, "object-store-unavailable")
+        assert problem_of(answer) == (503, "object-store-unavailable")
         assert answer.headers["retry-after"] == "5"
 
 
-def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    url = new_database("sqlite", request, tmp_path)
-    before = Database(url)
+def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequest, sqlite_url: str) -> None:
+    before = Database(sqlite_url)
     old = blobs.store(before, b"in SQL")
     before.close()
-    after = Database(url, request.getfixturevalue("bucket"))
+    after = Database(sqlite_url, request.getfixturevalue("bucket"))
     new = blobs.store(after, b"in an object")
     assert [blobs.read_all(after, blob_id) for blob_id in (old, new)] == [b"in SQL", b"in an object"]
     after.close()
-    forgetful = Database(url)
+    forgetful = Database(sqlite_url)
     assert blobs.read_all(forgetful, old) == b"in SQL"
     with pytest.raises(ObjectStoreError, match="Set DISTRANS_BLOBS"):
         blobs.read_all(forgetful, new)
@@ -215,23 +215,23 @@ def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("address", ["s3:/bucket", "gs://bucket/x", "s3://B!", "s3://bucket/a b"])
-def test_addresses_that_are_none(address: str) -> None:
+def test_invalid_object_store_url_is_refused(address: str) -> None:
     with pytest.raises(ObjectStoreError, match="s3://bucket/prefix"):
-        Objects(address)
+        ObjectStore(address)
 
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:
-    Objects(bucket).check()
+    ObjectStore(bucket).check()
     with pytest.raises(ObjectStoreError, match="s3://elsewhere"):
-        Objects("s3://elsewhere/x").check()
+        ObjectStore("s3://elsewhere/x").check()
 
 
 class TestAPrefix:
-    """In an object store: it belongs to one coordinator, whose replicas share an identity in their database."""
+    """A prefix belongs to one coordinator, whose replicas share an identity in their database."""
 
     @pytest.fixture
     def other(self, request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> Iterator[Database]:
-        """Another coordinator that was given the same prefix."""
+        """Another coordinator with the same prefix."""
         (tmp_path / "other").mkdir()
         database = Database(new_database("sqlite", request, tmp_path / "other"), bucket)
         yield database
@@ -241,16 +241,18 @@ class TestAPrefix:
         blob_id = blobs.store(s3, b"a model")
         before = objects_of(s3)
         for step in (lambda: claim(other), lambda: blobs.store(other, b"another's")):
-            with pytest.raises(ObjectStoreError, match="belongs to the coordinator") as caught:
+            with pytest.raises(ObjectStoreError, match="belongs to coordinator") as caught:
                 step()
-            assert str(caught.value.next_step).startswith("Give this coordinator a prefix of its own")
+            assert str(caught.value.next_step).startswith(
+                "Set DISTRANS_BLOBS to a prefix that no other coordinator uses."
+            )
         assert objects_of(s3) == before
         assert blobs.read_all(s3, blob_id) == b"a model"
 
     def test_is_never_collected_by_another_coordinator(self, s3: Database, other: Database) -> None:
-        """To it every object looks like garbage."""
+        """Every object would look like garbage to it."""
         blob_id = blobs.store(s3, b"a model")
-        with pytest.raises(ObjectStoreError, match="belongs to the coordinator"):
+        with pytest.raises(ObjectStoreError, match="belongs to coordinator"):
             blobs.delete_objects(other, blobs.unreferenced_objects(other))
         assert blobs.read_all(s3, blob_id) == b"a model"
 
@@ -275,7 +277,7 @@ class TestAPrefix:
         command = ["distrans-server", "serve", "--port", "0", "--data-dir", tmp_path / "second"]
         process = LoggedProcess(command, forked=True, DISTRANS_BLOBS=bucket)
         assert process.wait() == 1
-        assert process.lines[-1].startswith(f"error: {bucket} belongs to the coordinator ")
+        assert process.lines[-1].startswith(f"error: {bucket} belongs to coordinator ")
 
 
 class TestAnObjectThatIsLost:
@@ -291,7 +293,7 @@ class TestAnObjectThatIsLost:
     @pytest.mark.usefixtures("bucket")
     def test_is_not_one_in_a_bucket_that_is_away(self) -> None:
         with pytest.raises(ObjectStoreError) as caught:
-            Objects("s3://elsewhere/x").get("some/key", 0, 1)
+            ObjectStore("s3://elsewhere/x").get("some/key", 0, 1)
         assert not isinstance(caught.value, ObjectMissing)
 
     def test_ends_an_export_that_needs_it(self, s3: Database, tmp_path: Path) -> None:

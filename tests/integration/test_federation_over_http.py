@@ -1,21 +1,23 @@
-"""A whole federation over real HTTP on both databases."""
+"""A whole federation over real HTTP, on both databases."""
 
 from pathlib import Path
 
 from support.coordinator import running
+from support.simulating import run_all
+from support.tensor_data import load_digits, share_out
 
-from lab.datasets import DIGIT_CLASSES, load_digits, make_clients
-from lab.simulation import SimulatedClient, Simulation
-from shared.heterogeneity import paper_shares
-from shared.measuring import evaluate
-from shared.methods import client_half
-from shared.methods.base import RoundTask, Workplace
-from shared.plan import FederationPlan, validate_plan
-from shared.runtime import Runtime
-from shared.wire import digest, encode
+from lab.datasets.digits import CLASSES as DIGIT_CLASSES
+from lab.datasets.splitters import paper_shares
+from lab.simulation.simulation import SimulatedClient, Simulation
+from shared.contract.plan import FederationPlan, validate_plan
+from shared.learning.evaluation import evaluate
+from shared.learning.methods import client_half
+from shared.learning.methods.base import RoundTask, TrainingContext
+from shared.learning.runtime import Runtime
+from shared.tensors.wire import digest, encode
 
 
-def digits_plan() -> FederationPlan:
+def network_plan() -> FederationPlan:
     return validate_plan(
         {
             "name": "digits",
@@ -40,12 +42,12 @@ def digits_clients(plan: FederationPlan) -> list[SimulatedClient]:
     parts = [
         type(data)(data.images[data.labels < classes], data.labels[data.labels < classes]) for data in (train, test)
     ]
-    return make_clients(*parts, paper_shares(classes, 3, 4, seed=0), seed=0)
+    return share_out(*parts, paper_shares(classes, 3, 4, seed=0), seed=0)
 
 
 def test_three_sites_train_to_the_end_with_the_same_bits_as_the_simulation(db_url: str, tmp_path: Path) -> None:
-    """The coordinator's rounds over HTTP and the in-memory loop are the same mathematics, to the bit."""
-    plan = digits_plan()
+    """Rounds over HTTP and in memory are the same computation, to the bit."""
+    plan = network_plan()
     clients = digits_clients(plan)
     half = client_half(plan)
     with running(db_url, tmp_path, forked=True) as coordinator:
@@ -73,11 +75,9 @@ def test_three_sites_train_to_the_end_with_the_same_bits_as_the_simulation(db_ur
                     headers=site.headers,
                 )
                 assert answer.status_code == 204
-                update, client.private = half.train(round_task, client.private, Workplace(client.train))
+                update, client.private = half.train(round_task, client.private, TrainingContext(client.train))
                 assert site.put(task.round.id, update.encode()).status_code == 200
-        after = ""
-        while (finished := sites[0].task(after=after)).action != "finished":
-            after = finished.ticket
+        finished = sites[0].wait_until_finished()
         assert finished.model is not None
         assert finished.model.number == 3
         view = coordinator.show(plan.name)
@@ -87,5 +87,5 @@ def test_three_sites_train_to_the_end_with_the_same_bits_as_the_simulation(db_ur
         assert all(round_["evaluation"]["samples"] for round_ in rounds[:2])
         model = sites[0].tensors(finished.model.url)
     simulation = Simulation(plan, digits_clients(plan))
-    list(simulation.run())
+    run_all(simulation)
     assert digest(encode(model)) == digest(encode(simulation.state.shared))

@@ -1,29 +1,24 @@
-"""A full disk is reported as one, uploads wait for room, and what an operator needs still works."""
+"""A full disk is reported as such, uploads wait for space, and what an operator needs still works."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api, problem_of
 from support.coordinator import Site
 from support.plans import small_plan, update_body
 
-from server.service.cleaning import Cleaner, Retention
-from server.store import failures, session
-from server.store.objects import Objects, ObjectStoreFull
-from server.store.session import Database, DatabaseOptions
+from server.service.cleaning import Cleaner
+from server.service.retention import Retention
+from server.store import database, failures
+from server.store.database import Database, DatabaseOptions
+from server.store.object_store import ObjectStore, ObjectStoreFull
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"min_clients": 1, "count": 3})
 BODY = update_body(PLAN, {}, 1)
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return new_database("sqlite", request, tmp_path)
 
 
 def begin_round(api: Api) -> tuple[Site, int]:
@@ -32,18 +27,14 @@ def begin_round(api: Api) -> tuple[Site, int]:
     return site, site.task().round.id
 
 
-def code_of(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
-
-
 @pytest.fixture
-def disk(url: str) -> Iterator["Disk"]:
-    with open_api(url) as api:
+def disk(sqlite_url: str) -> Iterator["Disk"]:
+    with open_api(sqlite_url) as api:
         yield Disk(api)
 
 
 class Disk:
-    """Lets SQLite's file grow no further, as a full disk does: both end in SQLITE_FULL."""
+    """Stops SQLite's file from growing, like a full disk: both end in SQLITE_FULL."""
 
     def __init__(self, api: Api) -> None:
         self.api, self.db = api, api.app.state.ctx.db
@@ -58,7 +49,7 @@ class Disk:
 
     @staticmethod
     def _limit(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA max_page_count = 1")  # never below the present size
+        connection.execute("PRAGMA max_page_count = 1")  # never below the current size
 
 
 class TestADiskThatIsFull:
@@ -68,14 +59,14 @@ class TestADiskThatIsFull:
         site, round_id = begin_round(disk.api)
         disk.fill()
         refused = site.put(round_id, BODY)
-        assert code_of(refused) == (507, "storage-full")
+        assert problem_of(refused) == (507, "storage-full")
         assert refused.headers["retry-after"] == "60"
-        assert "no room" in refused.json()["detail"]
+        assert "no space left" in refused.json()["detail"]
         unready = disk.api.call("GET", "/readyz", token=None)
-        assert code_of(unready) == (503, "storage-full")
-        assert "the storage is full: database or disk is full" in caplog.text
+        assert problem_of(unready) == (503, "storage-full")
+        assert "storage is full: database or disk is full" in caplog.text
         disk.make_room()
-        monkeypatch.setattr(session, "_FULL_FOR_S", 0.0)
+        monkeypatch.setattr(database, "_FULL_FOR_S", 0.0)
         assert disk.api.call("GET", "/readyz", token=None).status_code == 200
         assert site.put(round_id, BODY).status_code == 200
 
@@ -83,26 +74,26 @@ class TestADiskThatIsFull:
         site, round_id = begin_round(disk.api)
         assert site.patch(round_id, BODY[:5_000], 0, BODY).status_code == 204
         disk.fill()
-        assert code_of(site.patch(round_id, BODY[5_000:], 5_000, BODY)) == (507, "storage-full")
+        assert problem_of(site.patch(round_id, BODY[5_000:], 5_000, BODY)) == (507, "storage-full")
         disk.make_room()
         assert site.patch(round_id, BODY[5_000:], 5_000, BODY).status_code == 200
 
 
 class TestTheReserve:
-    """Deletions, revocations and the audit log need room as well, so uploads may not use the last of it."""
+    """Deletions, revocations and the audit log need space too, so uploads may not use the last of it."""
 
     @pytest.fixture
-    def scarce(self, url: str) -> Iterator[Api]:
-        with open_api(url) as api:
+    def scarce(self, sqlite_url: str) -> Iterator[Api]:
+        with open_api(sqlite_url) as api:
             yield api
 
     def test_is_not_for_uploads(self, scarce: Api) -> None:
         site, round_id = begin_round(scarce)
         assert scarce.call("GET", "/readyz", token=None).status_code == 200
         use_up_all_but_the_reserve(scarce)
-        assert code_of(site.put(round_id, BODY)) == (507, "storage-full")
-        assert code_of(site.patch(round_id, BODY, 0, BODY)) == (507, "storage-full")
-        assert code_of(scarce.call("GET", "/readyz", token=None)) == (503, "storage-full")
+        assert problem_of(site.put(round_id, BODY)) == (507, "storage-full")
+        assert problem_of(site.patch(round_id, BODY, 0, BODY)) == (507, "storage-full")
+        assert problem_of(scarce.call("GET", "/readyz", token=None)) == (503, "storage-full")
 
     def test_is_for_everything_else(self, scarce: Api) -> None:
         site, round_id = begin_round(scarce)
@@ -110,13 +101,13 @@ class TestTheReserve:
         use_up_all_but_the_reserve(scarce)
         revoke = scarce.call("POST", f"/v1/federations/{PLAN.name}/clients/north/revoke")
         assert revoke.status_code in (200, 204), revoke.text
-        assert code_of(site.put(round_id, BODY)) == (403, "client-revoked")
+        assert problem_of(site.put(round_id, BODY)) == (403, "client-revoked")
         assert scarce.admin("GET", "/v1/audit")[-1]["action"] == "client.revoke"
         Cleaner(scarce.app.state.ctx, Retention(keep_round_uploads=0)).clean()
 
-    def test_counts_what_the_file_can_use_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """SQLite keeps the pages of what was deleted: cleaning makes room although the file does not shrink."""
-        db = Database(url)
+    def test_counts_what_the_file_can_use_again(self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """SQLite reuses the pages of deleted rows: cleaning frees space although the file does not shrink."""
+        db = Database(sqlite_url)
         monkeypatch.setattr(Database, "_free_bytes", lambda _db: 60 * 1024 * 1024)
         assert db.is_full()
         with db.write() as writing:
@@ -147,16 +138,18 @@ class TestErrors:
             assert not failures.is_busy(wrapped(kind))
             assert not failures.is_full(wrapped(kind))
 
-    def test_of_an_object_store_without_room(self, url: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_an_object_store_without_room(
+        self, sqlite_url: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def full(*_: object) -> None:
             raise OSError("Error performing PUT: 507 Insufficient Storage: <Error><Code>XMinioStorageFull</Code>")
 
-        with open_api(url, blobs=bucket) as api:
+        with open_api(sqlite_url, blobs=bucket) as api:
             site, round_id = begin_round(api)
             with monkeypatch.context() as patch:
                 patch.setattr("obstore.put", full)
                 with pytest.raises(ObjectStoreFull, match="is full"):
-                    Objects(bucket).put("blob", b"bytes")
-                assert code_of(site.put(round_id, BODY)) == (507, "storage-full")
-                assert code_of(api.call("GET", "/readyz", token=None)) == (503, "storage-full")
+                    ObjectStore(bucket).put("blob", b"bytes")
+                assert problem_of(site.put(round_id, BODY)) == (507, "storage-full")
+                assert problem_of(api.call("GET", "/readyz", token=None)) == (503, "storage-full")
             assert site.put(round_id, BODY).status_code == 200

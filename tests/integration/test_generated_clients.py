@@ -1,6 +1,6 @@
-"""Other people's tools on both documents and on the API: generated clients and a client of resumable uploads.
+"""Third-party tools work with both OpenAPI documents: client generators, and a client for resumable uploads.
 
-`make test` puts the tools of tests/generators on the path, in environments of their own.
+`make test` puts the tools of tests/generators on the path, in separate environments.
 """
 
 import json
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api import SocketApi, new_database
+from support.agent_service import Service
+from support.api import SocketApi
 from support.coordinator import ADMIN_TOKEN, Site, running
+from support.databases import new_database
 from support.plans import small_plan, update_body
-from support.predicting import Service
 from support.programs import needs
 
 from client_agent.settings import ServeOptions
-from shared.wire import digest
+from shared.tensors.wire import digest
 
 TOOLS = Path(__file__).parent.parent / "generators"
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 20, "min_clients": 1})
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """A program's output; it must succeed."""
+    """Run a program that must succeed; return its output."""
     done = subprocess.run(
         list(map(str, command)),
         env=os.environ | environment,
@@ -58,9 +59,11 @@ def documents(api: SocketApi) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def python_clients(documents: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages that openapi-python-client makes of the documents, without leaving anything out."""
+    """Generate packages with openapi-python-client, which must not skip anything; return their folder."""
     generator, folder = Path(needs("openapi-python-client")), tmp_path_factory.mktemp("python")
-    path = f"{generator.parent}{os.pathsep}{os.environ['PATH']}"  # it formats its output with a program beside it
+    path = (
+        f"{generator.parent}{os.pathsep}{os.environ['PATH']}"  # it formats its output with a program in the same folder
+    )
     for program, document in documents.items():
         source, package = folder / f"{program}.json", folder / f"{program}_client"
         source.write_text(json.dumps(document))
@@ -80,15 +83,16 @@ def test_a_python_client_has_every_operation(documents: dict[str, Any], python_c
 
 
 @pytest.mark.parametrize("empty_db_url", ["sqlite"], indirect=True)
-def test_a_whole_round_with_a_generated_python_client(python_clients: Path, db_url: str, tmp_path: Path) -> None:
+def test_a_generated_python_client_can_do_a_whole_round(python_clients: Path, db_url: str, tmp_path: Path) -> None:
     python = Path(needs("openapi-python-client")).parent / "python"
     with running(db_url, tmp_path, forked=True) as coordinator:
         said = run(python, "-I", TOOLS / "one_round.py", python_clients, coordinator.url, ADMIN_TOKEN)
     assert said == "one round with a generated client\n"
 
 
-def test_typescript_clients(documents: dict[str, Any], tmp_path: Path) -> None:
-    """Each operation becomes a function of its own name, and all of it passes the type check."""
+def test_typescript_clients_have_every_operation_and_pass_the_type_check(
+    documents: dict[str, Any], tmp_path: Path
+) -> None:
     generator = needs("openapi-ts")
     for program, document in documents.items():
         source, folder = tmp_path / f"{program}.json", tmp_path / program
@@ -111,10 +115,10 @@ def site(api: SocketApi) -> Site:
 
 @pytest.mark.parametrize("protocol", ["ietf-draft-03", "ietf-draft-05"])
 @pytest.mark.parametrize(("part_bytes", "stop_after"), [(0, 0), (5000, 0), (5000, 9000)])
-def test_tus_js_client_unaided(
+def test_tus_js_client_uploads_without_any_help(
     api: SocketApi, site: Site, tmp_path: Path, protocol: str, part_bytes: int, stop_after: int
 ) -> None:
-    """With nothing but the URL and the token: at once, in parts, and resumed by another client after an abort."""
+    """With just the URL and the token: in one request, in parts, and resumed by another client after an abort."""
     packages = Path(needs("openapi-ts")).parent.parent
     task = site.task()
     assert task.round is not None

@@ -1,25 +1,25 @@
-"""What a coordinator with many federations does while nothing happens in them."""
+"""The work of a coordinator with many federations while nothing happens."""
 
 import asyncio
 import threading
 
 import pytest
+from support.desk import OPERATOR, Desk, fedavg_plan
 from support.many_rows import copy_federation, statements
-from support.service import OPERATOR, Desk, fedavg_plan
 
-from server.api.news import News
-from server.service import federations
+from server.http.change_notifier import ChangeNotifier
+from server.service import federations, queries
 from server.service.aggregation import Aggregator
-from server.service.housekeeping import pass_deadlines
-from server.store.changes import Changes
-from server.store.session import Database
+from server.service.deadlines import enforce_deadlines
+from server.store.commit_detector import CommitDetector
+from server.store.database import Database
 
 FEDERATIONS = 1000
 
 
 @pytest.fixture(params=["waiting for sites", "round open"])
 def desk(clean_db: Database, request: pytest.FixtureRequest) -> Desk:
-    """Thousands of running federations that all wait."""
+    """Thousands of running federations, all waiting."""
     desk = Desk(clean_db, fedavg_plan(min_clients=1 if request.param == "round open" else 2))
     desk.join("north")
     copy_federation(clean_db, FEDERATIONS - 1)
@@ -28,7 +28,7 @@ def desk(clean_db: Database, request: pytest.FixtureRequest) -> Desk:
 
 def test_deadlines_are_looked_for_without_asking_about_every_federation(desk: Desk) -> None:
     with statements(desk.db) as seen:
-        pass_deadlines(desk.ctx)
+        enforce_deadlines(desk.ctx)
     assert len(seen) <= 4, seen[:10]
 
 
@@ -55,26 +55,26 @@ def test_updates_that_are_folded_already_are_not_asked_for_again(clean_db: Datab
 def test_the_watcher_reads_no_versions_until_something_is_committed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wakes those who wait for the federation that changed, and nobody else."""
+    """A change wakes those who wait for that federation, and nobody else."""
     looks, many = 0, threading.Event()
-    marker = Changes.marker
+    marker = CommitDetector.marker
 
-    def counted(changes: Changes) -> str:
+    def counted(changes: CommitDetector) -> str:
         nonlocal looks
         looks += 1
         if looks >= 20:
             many.set()
         return marker(changes)
 
-    monkeypatch.setattr(Changes, "marker", counted)
+    monkeypatch.setattr(CommitDetector, "marker", counted)
     with desk.db.read() as session:
-        mine = federations.load(session, desk.name).id
-        other = federations.load(session, f"{desk.name}-7").id
+        mine = queries.load_federation(session, desk.name).id
+        other = queries.load_federation(session, f"{desk.name}-7").id
 
     async def watch() -> list[str]:
-        news = News(desk.db, 0.001)
+        news = ChangeNotifier(desk.db, 0.001)
         news.start(asyncio.get_running_loop())
-        first = [news.waiter(mine), news.waiter(other)]  # the first look knows nothing yet, and wakes both
+        first = [news.waiter(mine), news.waiter(other)]  # the first check has nothing to compare with, and wakes both
         await asyncio.wait(first, timeout=60)
         waiting, others = news.waiter(mine), news.waiter(other)
         many.clear()
@@ -90,11 +90,11 @@ def test_the_watcher_reads_no_versions_until_something_is_committed(
         await asyncio.to_thread(news.stop)
         return idle
 
-    assert len(asyncio.run(watch())) <= 1  # PostgreSQL's own housekeeping commits now and then
+    assert len(asyncio.run(watch())) <= 1  # PostgreSQL's own background work commits now and then
 
 
 def test_the_marker_changes_with_every_commit_of_anybody(clean_db: Database) -> None:
-    changes, other = Changes(clean_db), Database(clean_db.url.render_as_string(hide_password=False))
+    changes, other = CommitDetector(clean_db), Database(clean_db.url.render_as_string(hide_password=False))
     for db in (clean_db, other):
         before = changes.marker()
         Desk(db, fedavg_plan(f"by-{id(db)}"))
@@ -105,13 +105,13 @@ def test_the_marker_changes_with_every_commit_of_anybody(clean_db: Database) -> 
 
 def test_the_marker_stays_while_everybody_only_reads(clean_db: Database) -> None:
     Desk(clean_db)
-    changes = Changes(clean_db)
+    changes = CommitDetector(clean_db)
 
     def is_steady() -> bool:
         before = changes.marker()
         with clean_db.read() as session:
-            federations.load(session, "pets")
+            queries.load_federation(session, "pets")
         return changes.marker() == before
 
-    assert any(is_steady() for _ in range(10))  # PostgreSQL's own housekeeping commits now and then
+    assert any(is_steady() for _ in range(10))  # PostgreSQL's own background work commits now and then
     changes.close()

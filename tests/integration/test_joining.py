@@ -1,4 +1,4 @@
-"""`distrans-agent join` and what it leaves behind, against a coordinator on a real socket."""
+"""`distrans-agent join` against a coordinator on a real socket."""
 
 import io
 import json
@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 from support.agents import AgentThread, digits_plan, write_digits
-from support.api import SocketApi, new_database
+from support.api import SocketApi
+from support.cutting_proxy import Cut, CuttingProxy
+from support.databases import new_database
 from support.processes import LoggedProcess
-from support.proxy import Cut, CuttingProxy
 
 from client_agent import __main__ as command_line
-from client_agent.state import StateFolder
-from shared.plan import FederationPlan
+from client_agent.state.folder import StateFolder
+from client_agent.state.pending_join import joining
+from shared.contract.plan import FederationPlan
 
 
 @pytest.fixture(autouse=True)
 def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client_agent.coordinator.LONG_POLL_S", 1.0)
+    monkeypatch.setattr("client_agent.coordinator.client.LONG_POLL_S", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def plan(api: SocketApi, request: pytest.FixtureRequest) -> FederationPlan:
-    """A running federation of one round and one site, named like the test."""
+    """Create a running federation of one round for one site, named after the test."""
     plan = digits_plan("".join(filter(str.isalnum, request.node.name))[:60], rounds=1, clients=1)
     api.create(plan)
     return plan
@@ -43,7 +45,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command of `distrans-agent`: exit code, stdout, stderr."""
+    """Run a command of `distrans-agent`; return exit code, stdout and stderr."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["distrans-agent", *map(str, arguments)])
@@ -70,17 +72,17 @@ def clients(api: SocketApi, plan: FederationPlan) -> list[str]:
 
 
 class TestSkippedFiles:
-    def test_run_leaves_out_what_join_has_skipped(
+    def test_run_skips_what_join_skipped(
         self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
     ) -> None:
-        """Two broken files among few are more than a round tolerates as new ones."""
+        """So many broken files would fail a round if they were new."""
         for file in sorted(data.glob("0/*.png"))[:2] + sorted(data.glob("1/*.png"))[:2]:
             file.write_bytes(file.read_bytes()[:60])
         (data / "unicorn").mkdir()
         command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
         code, said, _ = run("join", *command, "--skip-bad")
         assert code == 0
-        assert "Left out, now and in every run (files: 4, classes: 1)" in said
+        assert "Skipped, now and in every run (files: 4, classes: 1)" in said
         state = StateFolder(tmp_path / "state")
         assert len(state.identity().skipped.files) == 4
         assert state.identity().skipped.classes == ("unicorn",)
@@ -88,18 +90,18 @@ class TestSkippedFiles:
         with AgentThread(state) as agent:
             agent.wait()
         assert api.show(plan.name).state == "finished"
-        assert state.condition().troubles == []
-        assert not [line for line in agent.lines if "left out" in line or "numbers of images" in line]
+        assert state.load_status().troubles == []
+        assert not [line for line in agent.lines if "skipped" in line or "image counts" in line]
         (row,) = api.admin("GET", f"/v1/federations/{plan.name}/clients")
         assert row["class_counts"] == joined["class_counts"]
         (line,) = [line for line in agent.lines if "trained on" in line]
         assert f"trained on {sum(row['class_counts'].values())} images" in line
 
 
-class TestNothingIsUsedUp:
+class TestTheInviteIsNotUsedUp:
     @pytest.mark.parametrize("name", ["a b", "", "-north", "n" * 65, "nörd"])
     def test_by_an_invalid_name(self, run: Callable[..., tuple[int, str, str]], tmp_path: Path, name: str) -> None:
-        """Found before anything is sent: nothing listens at that address."""
+        """It is rejected before anything is sent: nothing listens at this address."""
         command = ["--server", "http://127.0.0.1:9", "--invite", "x", "--data", str(tmp_path), "--name", name]
         code, _, said = run("join", *command, "--state", tmp_path / "state")
         assert (code, said.count("\n")) == (1, 1)
@@ -113,12 +115,12 @@ class TestNothingIsUsedUp:
         invite = invited(api, plan)
         code, _, said = run("join", *arguments(api, data, tmp_path / "file" / "state", invite=invite))
         assert (code, said.count("\n")) == (1, 1)
-        assert "Not a directory. Check the path, or name another." in said
+        assert "Not a directory. Check the path, or use another one." in said
         assert clients(api, plan) == []
         assert run("join", *arguments(api, data, tmp_path / "state", invite=invite))[0] == 0
         assert clients(api, plan) == ["north"]
 
-    def test_by_data_that_do_not_fit(
+    def test_by_data_that_do_not_match_the_plan(
         self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
     ) -> None:
         (data / "unicorn").mkdir()
@@ -127,7 +129,7 @@ class TestNothingIsUsedUp:
         assert "class 'unicorn' has no images" in said
         assert clients(api, plan) == []
         assert not (tmp_path / "state").exists()
-        (tmp_path / "made-before").mkdir()  # such as systemd's StateDirectory: not ours to remove
+        (tmp_path / "made-before").mkdir()  # such as systemd's StateDirectory, which must not be removed
         assert run("join", *arguments(api, data, tmp_path / "made-before", invite=invited(api, plan)))[0] == 1
         assert list((tmp_path / "made-before").iterdir()) == []
 
@@ -140,26 +142,25 @@ class TestNothingIsUsedUp:
         invite = invited(api, plan)
         code, _, said = run("join", *arguments(api, data, state, invite=invite, name="south"))
         assert code == 1
-        assert "holds an agent already" in said
+        assert "already holds an agent" in said
         assert (state / "identity.json").read_bytes() == before
         assert run("join", *arguments(api, data, tmp_path / "other", invite=invite, name="south"))[0] == 0
 
 
 class TestInterruptedJoins:
     @pytest.mark.parametrize("where", ["before-request", "before-response"])
-    def test_killed_at_the_answer_it_is_repeated_with_the_same_command(
+    def test_a_killed_join_can_be_repeated(
         self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, where: Cut
     ) -> None:
-        proxy = CuttingProxy(int(api.url.rsplit(":", 1)[1]))
-        state = StateFolder(tmp_path / "state")
-        command = ["distrans-agent", "join", *arguments(api, data, state.path, server=proxy.url)]
-        environment = {"DISTRANS_INVITE": invited(api, plan), "NO_PROXY": "*"}
-        try:
+        with CuttingProxy(int(api.url.rsplit(":", 1)[1])) as proxy:
+            state = StateFolder(tmp_path / "state")
+            command = ["distrans-agent", "join", *arguments(api, data, state.path, server=proxy.url)]
+            environment = {"DISTRANS_INVITE": invited(api, plan), "NO_PROXY": "*"}
             proxy.arm(b"POST /v1/join", where)
             first = LoggedProcess(command, forked=True, **environment)
             assert proxy.cut.wait(60), first.lines
             first.kill()
-            assert not state.exists
+            assert not (state.path / "identity.json").exists()
             record = state.path / "join.json"
             assert stat.S_IMODE(record.stat().st_mode) == 0o600
             assert json.loads(record.read_bytes()).keys() == {"attempt", "server", "name"}
@@ -169,11 +170,9 @@ class TestInterruptedJoins:
             assert not record.exists()
             with AgentThread(state) as agent:
                 agent.wait()
-        finally:
-            proxy.close()
         assert api.show(plan.name).state == "finished"
 
-    def test_an_enrolment_without_an_answer_says_how_to_go_on(
+    def test_a_join_without_an_answer_reports_how_to_go_on(
         self,
         api: SocketApi,
         plan: FederationPlan,
@@ -182,12 +181,11 @@ class TestInterruptedJoins:
         run: Callable[..., tuple[int, str, str]],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        proxy = CuttingProxy(int(api.url.rsplit(":", 1)[1]))
-        proxy.arm(b"POST /v1/join", "before-response")
-        monkeypatch.setattr("client_agent.network._READ_S", 2.0)
+        monkeypatch.setattr("client_agent.coordinator.connection._READ_S", 2.0)
         command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
-        code, _, said = run("join", *command, "--server", proxy.url)
-        proxy.close()
+        with CuttingProxy(int(api.url.rsplit(":", 1)[1])) as proxy:
+            proxy.arm(b"POST /v1/join", "before-response")
+            code, _, said = run("join", *command, "--server", proxy.url)
         assert (code, said.count("\n")) == (1, 1)
         assert "The coordinator cannot be reached" in said
         assert "Then run the same command again" in said
@@ -195,11 +193,11 @@ class TestInterruptedJoins:
         assert run("join", *command)[0] == 0
         assert clients(api, plan) == ["north"]
 
-    def test_two_joins_in_one_folder_do_not_mix(
+    def test_a_second_join_in_the_same_folder_is_refused(
         self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
     ) -> None:
         state = StateFolder(tmp_path / "state")
-        with state.joining(api.url, "north"):
+        with joining(state.path, api.url, "north"):
             code, _, said = run("join", *arguments(api, data, state.path, invite=invited(api, plan)))
         assert code == 1
         assert "Another join is under way" in said
@@ -234,9 +232,9 @@ class TestClassNames:
         assert row["class_counts"]["tumor"] > 0 < row["class_counts"]["benign tissue"]
 
 
-class TestWhereTheInviteComesFrom:
+class TestInviteSources:
     @pytest.mark.parametrize("way", ["--invite-file", "-", "DISTRANS_INVITE", "DISTRANS_INVITE_FILE"])
-    def test_a_file_a_pipe_and_the_environment(
+    def test_every_source_of_an_invite_is_read(
         self,
         api: SocketApi,
         plan: FederationPlan,
@@ -258,19 +256,19 @@ class TestWhereTheInviteComesFrom:
         assert run("join", *command)[0] == 0
         assert clients(api, plan) == ["north"]
 
-    def test_none_two_and_unusable_ones_are_explained(
+    def test_missing_conflicting_and_unusable_invites_are_explained(
         self, tmp_path: Path, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         command = ["--server", "http://127.0.0.1:9", "--name", "north", "--data", str(tmp_path)]
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
-        assert "There is no invite token. Pass --invite-file FILE" in run("join", *command)[2]
+        assert "There is no invite. Pass --invite-file FILE" in run("join", *command)[2]
         both = ["--invite", "x", "--invite-file", "y"]
-        assert "two ways" in run("join", *command, *both)[2]
+        assert "--invite and --invite-file exclude each other" in run("join", *command, *both)[2]
         assert "gone cannot be read: No such file" in run("join", *command, "--invite-file", tmp_path / "gone")[2]
         assert "The invite is empty" in run("join", *command, "--invite-file", "-")[2]
-        assert "no invite has" in run("join", *command, "--invite", "päß")[2]
+        assert "contains characters that invites do not have" in run("join", *command, "--invite", "päß")[2]
 
-    def test_the_data_have_no_default(self, run: Callable[..., tuple[int, str, str]]) -> None:
+    def test_data_is_a_required_option(self, run: Callable[..., tuple[int, str, str]]) -> None:
         code, _, said = run("join", "--server", "http://127.0.0.1:9", "--name", "north", "--invite", "x")
         assert code == 2
         assert "--data" in said

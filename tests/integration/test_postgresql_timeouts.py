@@ -1,4 +1,4 @@
-"""A replica that vanishes inside a transaction: others get on with their work, and the server ends its session."""
+"""A replica that vanishes inside a transaction: others continue, and the server ends its session."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +10,18 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
-from support.api import SocketApi, new_database
+from support.api import SocketApi
+from support.databases import new_database
+from support.desk import Desk, fedavg_plan
 from support.plans import small_plan
-from support.service import Desk, fedavg_plan
 
-from server.service import housekeeping
+from server.service import deadlines
+from server.store.database import LOCK, Database, DatabaseOptions
 from server.store.postgresql import Timeouts
-from server.store.session import LOCK, Database, DatabaseOptions
 from server.store.tables import Federation
 
 SHORT = DatabaseOptions(timeouts=Timeouts(lock_s=0.3, idle_in_transaction_s=4.0))
-WAITING = 45  # more than there are threads for requests
+WAITING = 45  # more than there are request threads
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def db(url: str) -> Iterator[Database]:
 
 @contextmanager
 def vanished_replica(url: str, name: str) -> Iterator[Session]:
-    """A replica that has locked a federation and does nothing more; when it wakes up, its commit comes too late."""
+    """A replica that locks a federation and then hangs; when it wakes up, its commit comes too late."""
     replica = Database(url, options=SHORT)
     with pytest.raises(DBAPIError), replica.write() as session:  # noqa: PT012 - it is the end of the block that raises
         session.execute(select(Federation.id).where(Federation.name == name).with_for_update(**LOCK)).one()
@@ -45,7 +46,7 @@ def vanished_replica(url: str, name: str) -> Iterator[Session]:
     replica.close()
 
 
-def test_requests_of_others_and_readiness_go_on(url: str) -> None:
+def test_vanished_replica_blocks_only_its_own_federation(url: str) -> None:
     with SocketApi(url, database=SHORT) as api, ThreadPoolExecutor(WAITING) as pool:
         for name in ("stuck", "free"):
             api.create(small_plan(name, method={"name": "fedavg"}))
@@ -71,14 +72,14 @@ def test_deadlines_of_other_federations_pass(url: str, db: Database) -> None:
         desk.join("north")
         desk.wait(60)
     with vanished_replica(url, "stuck") as session:
-        housekeeping.pass_deadlines(desks[0].ctx)
+        deadlines.enforce_deadlines(desks[0].ctx)
         assert [desk.view.state for desk in desks] == ["running", "paused"]
         session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
-    housekeeping.pass_deadlines(desks[0].ctx)
+    deadlines.enforce_deadlines(desks[0].ctx)
     assert [desk.view.state for desk in desks] == ["paused", "paused"]
 
 
-def test_every_connection_has_them_unless_the_address_says_otherwise(url: str) -> None:
+def test_every_connection_has_timeouts_unless_the_url_sets_its_own(url: str) -> None:
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
     def settings(address: str) -> list[str]:

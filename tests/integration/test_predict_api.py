@@ -1,4 +1,4 @@
-"""`/predict` to the letter of its contract."""
+"""The contract of `/predict`."""
 
 import base64
 import json
@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from support.predicting import PLAN, Service, bundle, image
+from support.agent_service import PLAN, Service, bundle, image
+from support.api import problem_of
 
-from client_agent import serving, web_service
+from client_agent.model_key import ModelKey
+from client_agent.serving.model import ServingModel, build
 from client_agent.settings import ServeOptions
-from shared.runtime import Runtime
+from client_agent.web import serve
+from shared.learning.runtime import Runtime
 
 
 @pytest.fixture
@@ -27,11 +30,11 @@ def service() -> Iterator[Service]:
 
 
 def expected(number: int = 3, seed: int = 0, use_offset: bool = True) -> list[float]:
-    from client_agent.images import PREDICT_FORMATS, decode, to_tensor
+    from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
 
-    model = serving.build(PLAN, "site", bundle(number), Runtime())
+    model = build(PLAN, "site", bundle(number), Runtime())
     tensor = to_tensor(decode(image(seed), PREDICT_FORMATS), PLAN.image)[None]
-    return (model.own if use_offset else model.none)(tensor).softmax(1)[0].tolist()
+    return (model.with_offset if use_offset else model.without_offset)(tensor).softmax(1)[0].tolist()
 
 
 def test_a_raw_png_is_answered_with_the_contracts_fields(service: Service) -> None:
@@ -64,16 +67,16 @@ def test_the_three_forms_of_a_request_agree(service: Service) -> None:
         assert [one["probability"] for one in predictions] == pytest.approx(raw, abs=1e-5)
 
 
-def test_jpeg(service: Service) -> None:
+def test_jpeg_is_accepted(service: Service) -> None:
     assert service.predict(image(kind="JPEG"), "image/jpeg").status_code == 200
 
 
-def test_the_default_lists_three_classes_and_more_than_there_are_lists_all(service: Service) -> None:
+def test_three_classes_are_listed_by_default_and_at_most_all(service: Service) -> None:
     assert len(service.predict(image()).json()["predictions"][0]["top_k"]) == 3
     assert len(service.predict(image(), params={"top_k": 1000}).json()["predictions"][0]["top_k"]) == 4
 
 
-def test_the_callers_request_id_is_given_back(service: Service) -> None:
+def test_the_callers_request_id_is_returned(service: Service) -> None:
     answer = service.http.post(
         "/predict", content=image(), headers={"content-type": "image/png", "x-request-id": "abc"}
     )
@@ -106,7 +109,7 @@ BAD: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_each_with_its_status(service: Service, case: str) -> None:
+def test_bad_requests_are_refused_with_their_status(service: Service, case: str) -> None:
     status, code, options = BAD[case]
     answer = service.http.post("/predict", **options)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
@@ -121,7 +124,7 @@ def test_one_bad_image_among_good_ones_names_its_index_and_predicts_nothing(serv
     assert "predictions" not in answer.json()
 
 
-def test_too_many_bytes_and_too_many_pixels() -> None:
+def test_too_many_bytes_or_pixels_are_refused() -> None:
     one = Service(ServeOptions(max_body_bytes=2000, max_pixels=200), bundle())
     assert one.predict(bytes(3000)).status_code == 413
 
@@ -130,11 +133,11 @@ def test_too_many_bytes_and_too_many_pixels() -> None:
 
     assert one.http.post("/predict", content=chunks(), headers={"content-type": "image/png"}).status_code == 413
     answer = one.predict(image())
-    assert (answer.status_code, answer.json()["code"]) == (413, "too-many-pixels")
+    assert problem_of(answer) == (413, "too-many-pixels")
     one.queue.stop()
 
 
-def test_before_the_first_model() -> None:
+def test_predict_answers_503_until_the_first_model() -> None:
     one = Service(ServeOptions(), None)
     answer = one.predict(image())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
@@ -143,7 +146,7 @@ def test_before_the_first_model() -> None:
     one.queue.stop()
 
 
-def test_the_token_is_asked_for_when_there_is_one() -> None:
+def test_the_token_is_required_if_there_is_one() -> None:
     one = Service(ServeOptions(token="let-me-in"), bundle())
     assert one.predict(image()).status_code == 401
     assert one.http.get("/info").status_code == 401
@@ -155,12 +158,12 @@ def test_the_token_is_asked_for_when_there_is_one() -> None:
 
 def test_a_misspelled_parameter_is_refused_and_the_right_one_named(service: Service) -> None:
     answer = service.predict(image(), params={"topk": 3, "top_k": 2})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameters")
+    assert problem_of(answer) == (422, "invalid-parameters")
     assert answer.json()["detail"] == "topk: unknown parameter; did you mean top_k?"
     assert service.predict(image(), params={"colour": 1}).json()["detail"].endswith("this call takes top_k, offset")
 
 
-def test_the_root_says_what_this_is_and_where_to_go(service: Service) -> None:
+def test_the_root_describes_the_service_and_links_to_the_calls(service: Service) -> None:
     answer = service.http.get("/").json()
     assert (answer["service"], answer["federation"], answer["model"]) == ("DisTrans agent", "pets", 3)
     assert set(answer["links"]) == {"predict", "info", "docs"}
@@ -175,13 +178,13 @@ def test_the_root_says_what_this_is_and_where_to_go(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["/predict/", "/info/", "/docs/"])
-def test_a_slash_at_the_end_redirects_nobody(service: Service, path: str) -> None:
+def test_a_trailing_slash_is_not_redirected(service: Service, path: str) -> None:
     answer = service.http.get(path, follow_redirects=False)
-    assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
-    assert answer.json()["next_step"] == "Leave out the slash at the end of the path."
+    assert problem_of(answer) == (404, "not-found")
+    assert answer.json()["next_step"] == "Remove the trailing slash."
 
 
-def test_the_offset_cannot_be_left_out_unless_the_agent_allows_it(service: Service) -> None:
+def test_the_offset_can_be_disabled_only_if_the_agent_allows_it(service: Service) -> None:
     assert service.predict(image(), params={"offset": "none"}).status_code == 403
     one = Service(ServeOptions(allow_offset_override=True), bundle())
     bare = one.predict(image(), params={"offset": "none", "top_k": 4}).json()
@@ -194,8 +197,8 @@ def test_the_offset_cannot_be_left_out_unless_the_agent_allows_it(service: Servi
     one.queue.stop()
 
 
-def test_a_full_queue_is_said_at_once() -> None:
-    """The thread that computes is held, so that the queue fills up; then what waited is answered, and there is room."""
+def test_a_full_queue_is_reported_at_once() -> None:
+    """The computing thread is blocked until the queue is full; then the waiting requests are answered."""
     one = Service(ServeOptions(queue=2), bundle())
     entered, release = threading.Event(), threading.Event()
     model = one.queue.model
@@ -204,44 +207,47 @@ def test_a_full_queue_is_said_at_once() -> None:
     def slow(images: torch.Tensor) -> torch.Tensor:
         entered.set()
         release.wait(30)
-        return model.own(images)
+        return model.with_offset(images)
 
-    one.queue.model = serving.ServingModel(slow, slow, "pets", 1, "d", None, PLAN.classes)
+    one.queue.model = ServingModel(slow, slow, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
     first = one.queue.submit(lambda: torch.zeros(1, 1, 16, 16))
     assert entered.wait(30)
     second = one.queue.submit(lambda: torch.zeros(3, 1, 16, 16), without_offset=True)
     answer = one.predict(image())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     release.set()
-    shapes = [part.shape for part in (first.result(30).own, second.result(30).own, second.result(30).without_offset)]
+    shapes = [
+        part.shape
+        for part in (first.result(30).with_offset, second.result(30).with_offset, second.result(30).without_offset)
+    ]
     assert shapes == [(1, 4), (3, 4), (3, 4)]
     assert one.queue.submit(lambda: torch.zeros(1, 1, 16, 16)).result(30).model is one.queue.model
     one.queue.stop()
 
 
-def test_a_network_that_fails_fails_its_callers_and_not_the_service(service: Service) -> None:
+def test_an_error_in_the_network_fails_the_request_but_not_the_service(service: Service) -> None:
     def broken(_images: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     good = service.queue.model
-    service.queue.model = serving.ServingModel(broken, broken, "pets", 1, "d", None, PLAN.classes)
+    service.queue.model = ServingModel(broken, broken, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
     unraised = TestClient(service.app, "http://127.0.0.1", raise_server_exceptions=False)
     assert unraised.post("/predict", content=image(), headers={"content-type": "image/png"}).status_code == 500
     service.queue.model = good
     assert service.predict(image()).status_code == 200
 
 
-def test_a_model_that_does_not_answer_with_numbers_is_never_served() -> None:
+def test_a_model_with_non_finite_answers_is_never_served() -> None:
     broken = bundle()
     broken.shared["logits.bias"][0] = float("nan")
     with pytest.raises(Exception, match="finite"):
-        serving.build(PLAN, "site", broken, Runtime())
+        build(PLAN, "site", broken, Runtime())
 
 
-def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
-    """2,000 calls over eight connections while the model is swapped all the time: each answer is one whole model's."""
-    models = {number: serving.build(PLAN, "site", bundle(number), Runtime()) for number in range(4)}
-    truth = {(model.digest, model.offset_digest): expected(number) for number, model in models.items()}
+def test_swapping_models_neither_mixes_answers_nor_fails_requests(service: Service) -> None:
+    """2,000 calls over eight connections while models are swapped: each answer comes from exactly one model."""
+    models = {number: build(PLAN, "site", bundle(number), Runtime()) for number in range(4)}
+    truth = {(model.key.digest, model.offset_digest): expected(number) for number, model in models.items()}
     assert len(truth) == 4
     over, answers = threading.Event(), []
 
@@ -260,7 +266,7 @@ def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
         connection.close()
 
     service.queue.model = models[0]
-    with web_service.serving(service.app, ServeOptions(port=0)) as port:
+    with serve.web_server(service.app, ServeOptions(port=0)) as port:
         threads = [threading.Thread(target=call, args=(port,)) for _ in range(8)]
         swapper = threading.Thread(target=swap)
         for thread in (*threads, swapper):
@@ -278,7 +284,7 @@ def test_swaps_under_way_mix_nothing_and_fail_nobody(service: Service) -> None:
     assert {body["model"]["round"] for body in bodies} == {0, 1, 2, 3}
 
 
-def test_metrics_and_info(service: Service) -> None:
+def test_metrics_and_info_are_served(service: Service) -> None:
     service.predict(image())
     text = service.http.get("/metrics").text
     assert "distrans_agent_images_total 1.0" in text
@@ -287,7 +293,7 @@ def test_metrics_and_info(service: Service) -> None:
     assert service.http.get("/readyz").json() == {"status": "ready", "round": 3}
 
 
-def test_the_page_of_the_api_needs_no_other_host(service: Service) -> None:
+def test_the_docs_page_needs_no_other_host(service: Service) -> None:
     page = service.http.get("/docs")
     assert (page.status_code, "//" in re.sub(r"<!--.*?-->", "", page.text)) == (200, False)
     for asset in re.findall(r'(?:src|href)="([^"]+)"', page.text):

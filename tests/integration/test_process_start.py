@@ -1,4 +1,4 @@
-"""How processes start: what they tell their workers, and that no signal gets lost on the way."""
+"""How processes start: what workers inherit, and that no signal gets lost."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def serve(folder: Path) -> list[str | Path]:
 
 
 def workers_of(process_id: int) -> list[Path]:
-    """The folders in /proc of the processes that it has spawned."""
+    """Return the /proc folders of the processes it has spawned."""
     children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
     folders = [Path(f"/proc/{child}") for child in children]
     return [folder for folder in folders if "spawn_main" in (folder / "cmdline").read_text()]
@@ -28,7 +28,7 @@ def workers_of(process_id: int) -> list[Path]:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads environments in /proc")
 def test_workers_have_no_secret_in_their_environment(tmp_path: Path) -> None:
-    """Not even one that the operator has put into the coordinator's own; that they still work, others test."""
+    """Not even one that the operator set in the coordinator's environment."""
     process = LoggedProcess(
         [*serve(tmp_path), "--workers", "2"], DISTRANS_DB=f"sqlite:///{tmp_path / 'with-a-password.db'}", **SECRETS
     )
@@ -43,7 +43,7 @@ def test_workers_have_no_secret_in_their_environment(tmp_path: Path) -> None:
 
 
 class TestInterrupts:
-    """SIGINT at any point of the start ends the program, also where a library swallows the exception."""
+    """SIGINT at any point during startup ends the program, even where a library swallows the exception."""
 
     @pytest.mark.parametrize(
         "point",
@@ -54,22 +54,22 @@ class TestInterrupts:
             "Server.run",
             "Server.capture_signals",
             "create_app",
-            "News.start",
+            "ChangeNotifier.start",
             "Server.main_loop",
         ],
     )
-    def test_coordinator(self, tmp_path: Path, point: str) -> None:
+    def test_sigint_stops_the_coordinator_at_any_point_of_its_start(self, tmp_path: Path, point: str) -> None:
         self.ends(LoggedProcess(serve(tmp_path), forked=True, **{interrupts.VARIABLE: point}))
 
-    def test_coordinator_that_loads_libraries(self, tmp_path: Path) -> None:
+    def test_sigint_stops_a_coordinator_that_is_loading_libraries(self, tmp_path: Path) -> None:
         command = [*interrupts.program("server"), *serve(tmp_path)[1:]]
-        self.ends(LoggedProcess(command, **{interrupts.VARIABLE: "server/settings.py"}))
+        self.ends(LoggedProcess(command, **{interrupts.VARIABLE: "server/service/settings.py"}))
 
-    def test_coordinator_whose_workers_start(self, tmp_path: Path) -> None:
+    def test_sigint_stops_a_coordinator_whose_workers_are_starting(self, tmp_path: Path) -> None:
         command = [*interrupts.program("server"), *serve(tmp_path)[1:], "--workers", "2"]
         self.ends(LoggedProcess(command, **{interrupts.VARIABLE: "Process.start"}))
 
-    def test_agent_that_loads_torch(self, tmp_path: Path) -> None:
+    def test_sigint_stops_an_agent_that_is_loading_torch(self, tmp_path: Path) -> None:
         command = [*interrupts.program("client_agent"), "run", "--state", tmp_path]
         self.ends(LoggedProcess(command, **{interrupts.VARIABLE: "torch/__init__.py"}))
 

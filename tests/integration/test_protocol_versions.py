@@ -1,24 +1,27 @@
-"""Agents and coordinators of different releases: what fits goes on, the rest says which side to upgrade."""
+"""Agents and coordinators of different releases: what is compatible works, the rest names the side to upgrade."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support.agents import AgentThread, digits_plan, enrol, write_digits
-from support.api import SocketApi, new_database
-from support.tampering import Reply, TamperingProxy
+from support.agents import AgentThread, digits_plan, enroll, write_digits
+from support.api import SocketApi, problem_of
+from support.databases import new_database
+from support.tampering_proxy import Reply, TamperingProxy
 
-from client_agent.coordinator import unreadable
-from client_agent.enrol import join_federation
-from client_agent.errors import OtherProtocol
-from client_agent.state import StateFolder
-from shared import versions
-from shared.http.connection import Connection
-from shared.http.outgoing import request
-from shared.problems import DistransError, ForeignAnswer
-from shared.schemas import TaskAnswer
+from client_agent.coordinator.connection import open_http
+from client_agent.coordinator.enrollment import join_federation
+from client_agent.coordinator.outcomes import error_from_response
+from client_agent.errors import ProtocolMismatch
+from client_agent.state.folder import StateFolder
+from shared.contract import versions
+from shared.contract.errors import DistransError, ForeignAnswer
+from shared.contract.messages import TaskAnswer
+from shared.http.client import request
+from shared.http.client_connection import Connection
 
 HEADER = versions.HEADER
 
@@ -41,7 +44,7 @@ def invite(api: SocketApi) -> str:
 
 
 def changed(reply: Reply, change: Any, version: str) -> Reply:
-    """The answer of a release that does not exist yet."""
+    """Return the answer of a release that does not exist yet."""
     body = json.loads(reply.body)
     change(body)
     return Reply(reply.status, json.dumps(body).encode(), {"Content-Type": "application/json", HEADER: version})
@@ -52,7 +55,7 @@ def join(url: str, invite: str, data: Path, folder: Path, name: str = "north") -
 
 
 class TestCoordinator:
-    def test_says_its_version_on_every_answer(self, api: SocketApi) -> None:
+    def test_sends_its_version_with_every_answer(self, api: SocketApi) -> None:
         for path in ("/healthz", "/v1/federations", "/v1/nothing"):
             assert api.call("GET", path).headers[HEADER] == str(versions.PROTOCOL)
         assert api.call("GET", "/v1/task", token=None).headers[HEADER] == str(versions.PROTOCOL)
@@ -60,23 +63,25 @@ class TestCoordinator:
     @pytest.mark.parametrize(
         ("version", "side"), [(str(versions.PROTOCOL + 1), "upgrade the coordinator"), ("0", "upgrade the agent")]
     )
-    def test_refuses_agents_that_it_does_not_serve(
+    def test_refuses_agents_with_an_unsupported_version(
         self, api: SocketApi, invite: str, version: str, side: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         site = api.join(digits_plan(clients=1), f"site-{version}", {"0": 1})
         monkeypatch.setattr(versions, "OLDEST_AGENT", 1)
         for path, token in (("/v1/join", invite), ("/v1/me", site.token), ("/v1/task?wait=0", site.token)):
             answer = api.call("GET", path, token=token, headers={HEADER: version})
-            assert (answer.status_code, answer.json()["code"]) == (409, "protocol-mismatch")
+            assert problem_of(answer) == (409, "protocol-mismatch")
             assert side in answer.json()["detail"]
-        assert api.call("GET", "/v1/federations", headers={HEADER: version}).status_code == 200, "an operator's script"
+        assert api.call("GET", "/v1/federations", headers={HEADER: version}).status_code == 200, (
+            "operators' scripts are not agents"
+        )
 
-    def test_refuses_what_is_not_a_version(self, api: SocketApi, invite: str) -> None:
+    def test_refuses_a_malformed_version(self, api: SocketApi, invite: str) -> None:
         answer = api.call("GET", "/v1/join", token=invite, headers={HEADER: "one"})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-protocol")
+        assert problem_of(answer) == (422, "invalid-protocol")
 
-    def test_gives_agents_before_the_header_a_plan_that_they_can_read(self, api: SocketApi, invite: str) -> None:
-        """They reject settings that they do not know, and none of those left out is about their work."""
+    def test_sends_agents_without_the_header_a_plan_they_can_read(self, api: SocketApi, invite: str) -> None:
+        """They reject unknown settings; the ones left out do not concern them."""
         older = api.call("GET", "/v1/join", token=invite).json()["plan"]["rounds"]
         current = api.call("GET", "/v1/join", token=invite, headers={HEADER: "1"}).json()["plan"]["rounds"]
         assert current.keys() - older.keys() == {"absent_after_s"}
@@ -88,12 +93,10 @@ class TestCoordinator:
 
 class TestAgent:
     def test_sends_its_version(self, api: SocketApi) -> None:
-        from client_agent.network import open_http
-
         with open_http(Connection(server=api.url)) as http:
             assert request(http, "GET", "/healthz").request.headers[HEADER] == str(versions.PROTOCOL)
 
-    def test_names_the_side_to_upgrade_instead_of_a_stranger(
+    def test_names_the_side_to_upgrade_if_an_answer_is_from_another_release(
         self, api: SocketApi, invite: str, data: Path, tmp_path: Path
     ) -> None:
         with TamperingProxy(api.url) as proxy:
@@ -110,12 +113,12 @@ class TestAgent:
             with pytest.raises(ForeignAnswer):
                 join(proxy.url, invite, data, tmp_path)
 
-    def test_sends_an_older_coordinator_only_what_that_knows(
+    def test_sends_an_older_coordinator_only_fields_it_knows(
         self, api: SocketApi, invite: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Releases before the header reject a join with an `attempt`, and cannot let a site repeat one."""
+        """Releases without the header reject a join with an `attempt`, and a join cannot be repeated there."""
         sent: list[dict[str, Any]] = []
-        with TamperingProxy(api.url) as proxy:  # which passes no such header on
+        with TamperingProxy(api.url) as proxy:  # which does not forward the header
             ask = proxy.ask
 
             def note(method: str, path: str, headers: Any, content: bytes) -> Reply:
@@ -134,7 +137,7 @@ class TestAgent:
             body.keys() == {"name", "class_counts", "held_out_images", "agent_version", "device"} for body in sent
         )
 
-    def test_joins_where_only_unknown_fields_and_settings_of_rounds_were_added(
+    def test_joins_if_only_unknown_fields_and_round_settings_were_added(
         self, api: SocketApi, invite: str, data: Path, tmp_path: Path
     ) -> None:
         def grow(body: dict[str, Any]) -> None:
@@ -146,9 +149,9 @@ class TestAgent:
             join(proxy.url, invite, data, tmp_path)
         assert StateFolder(tmp_path / "agent").identity().federation == "digits"
 
-    def test_says_so_in_its_log_while_it_runs_and_recovers(self, api: SocketApi, data: Path, tmp_path: Path) -> None:
+    def test_logs_a_mismatch_while_it_runs_and_recovers(self, api: SocketApi, data: Path, tmp_path: Path) -> None:
         with TamperingProxy(api.url) as proxy:
-            state = enrol(api, digits_plan(clients=1), "runner", data, tmp_path, proxy.url)
+            state = enroll(api, digits_plan(clients=1), "runner", data, tmp_path, proxy.url)
 
             def tamper(path: str, ask: Any) -> Reply:
                 is_task = path.startswith("/v1/task")
@@ -159,22 +162,26 @@ class TestAgent:
                 agent.wait_for_line("coordinator: The coordinator speaks protocol 2, this agent 1: upgrade the agent")
                 proxy.tamper = lambda _path, ask: ask()
                 agent.wait_for_line("recovered from: The coordinator speaks protocol 2")
-            assert not any("is not a coordinator" in line for line in agent.lines)
+            assert not any("did not come from a coordinator" in line for line in agent.lines)
 
-    def test_waits_when_it_does_not_know_an_action(self) -> None:
+    def test_treats_an_unknown_action_as_wait(self) -> None:
         assert TaskAnswer.model_validate({"action": "dance", "ticket": "t"}).action == "wait"
 
     @pytest.mark.parametrize(
         ("header", "kind"),
-        [(None, ForeignAnswer), ("x", ForeignAnswer), ("3", ForeignAnswer), ("4", OtherProtocol), ("2", OtherProtocol)],
+        [
+            (None, ForeignAnswer),
+            ("x", ForeignAnswer),
+            ("3", ForeignAnswer),
+            ("4", ProtocolMismatch),
+            ("2", ProtocolMismatch),
+        ],
     )
-    def test_tells_releases_from_strangers(
+    def test_tells_another_release_from_a_server_that_is_not_a_coordinator(
         self, header: str | None, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import httpx
-
         monkeypatch.setattr(versions, "PROTOCOL", 3)
-        found = unreadable(httpx.Response(200, headers={} if header is None else {HEADER: header}))
+        found = error_from_response(httpx.Response(400, headers={} if header is None else {HEADER: header}), b"<html>")
         assert type(found) is kind
         if header == "2":
             assert "The coordinator speaks protocol 2, this agent 3: upgrade the coordinator." in str(found)

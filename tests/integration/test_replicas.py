@@ -1,7 +1,6 @@
 """Two replicas on one PostgreSQL behind one address, killed and restarted in turn under twenty sites."""
 
 import shutil
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +13,13 @@ import httpx
 import safetensors.torch
 import trustme
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site
-from support.databases import new_postgres_database
+from support.databases import migrate, new_postgres_database
+from support.desk import mean_bits
 from support.plans import small_plan, update_body
 from support.reverse_proxy import PROXIES, reverse_proxy
-from support.service import mean_bits
+from support.tls import trusting
 
-from server.store.schema import upgrade
-from server.store.session import Database
-from shared.wire import digest, encode
+from shared.tensors.wire import digest, encode
 
 SITES, ROUNDS = 20, 4
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": ROUNDS, "min_clients": SITES, "deadline_s": 600})
@@ -29,7 +27,7 @@ WAIT_S = 5.0
 
 
 def persist(call: Callable[[], httpx.Response]) -> httpx.Response:
-    """As an agent does: through broken connections and answers that say later."""
+    """Retry like an agent, through broken connections and "try later" answers."""
     pause = threading.Event()
     while True:
         with suppress(httpx.TransportError):
@@ -40,7 +38,7 @@ def persist(call: Callable[[], httpx.Response]) -> httpx.Response:
 
 
 class SimulatedSite:
-    """A site that follows its tasks to the end; its updates are known by round and place."""
+    """A site that follows its tasks to the end; its updates are determined by round and place."""
 
     def __init__(self, site: Site, place: int, stage: "Stage") -> None:
         self._site, self._place, self._stage = site, place, stage
@@ -74,7 +72,7 @@ class SimulatedSite:
 
 @dataclass
 class Stage:
-    """Which rounds may begin, so that each kill happens in the middle of one; and every upload."""
+    """Decides which rounds may start, so that each kill hits the middle of one; counts uploads."""
 
     may_begin: dict[int, threading.Event] = field(
         default_factory=lambda: {number: threading.Event() for number in range(1, ROUNDS + 1)}
@@ -82,7 +80,7 @@ class Stage:
     uploaded: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def wait_for_uploads(self, count: int) -> None:
-        """Until so many more have been acknowledged."""
+        """Wait until this many more uploads have been acknowledged."""
         for _ in range(count):
             assert self.uploaded.acquire(timeout=120)
 
@@ -92,7 +90,7 @@ def seed_of(number: int, place: int) -> int:
 
 
 class Replicas:
-    """Two coordinator processes; one at a time is killed with SIGKILL and started again on the same port."""
+    """Two coordinator processes, killed in turn with SIGKILL and restarted on the same port."""
 
     def __init__(self, db_url: str, folder: Path) -> None:
         self._db_url, self._folder = db_url, folder
@@ -105,14 +103,14 @@ class Replicas:
         return CoordinatorProcess(self._db_url, self._folder, "--port", port)
 
     def kill_and_restart(self) -> None:
-        """The next one in turn; returns when it serves again."""
+        """Kill the next one in turn; return when it serves again."""
         place = self.kills % 2
         self.processes[place].kill()
         self.kills += 1
         self.processes[place] = self._start(self.ports[place])
 
     def stop(self) -> None:
-        """End both."""
+        """Stop both."""
         for process in self.processes:
             process.stop()
 
@@ -129,12 +127,8 @@ def replicas(db_url: str, folder: Path) -> Iterator[Replicas]:
 def test_twenty_sites_while_replicas_are_killed(postgres_url: str, tmp_path: Path) -> None:
     kind = next((kind for kind in PROXIES if shutil.which(kind)), PROXIES[-1])
     db_url = new_postgres_database(postgres_url)
-    db = Database(db_url)
-    upgrade(db)
-    db.close()
+    migrate(db_url)
     authority = trustme.CA()
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
     stage = Stage()
     with ExitStack() as stack:
         running = stack.enter_context(replicas(db_url, tmp_path))
@@ -143,7 +137,11 @@ def test_twenty_sites_while_replicas_are_killed(postgres_url: str, tmp_path: Pat
         url = stack.enter_context(reverse_proxy(kind, tmp_path / kind, certificate, ports))
         http = stack.enter_context(
             httpx.Client(
-                base_url=url, verify=trust, timeout=30, trust_env=False, limits=httpx.Limits(max_connections=None)
+                base_url=url,
+                verify=trusting(authority),
+                timeout=30,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=None),
             )
         )
         operator = running.processes[1]
@@ -155,7 +153,7 @@ def test_twenty_sites_while_replicas_are_killed(postgres_url: str, tmp_path: Pat
         ]
         pool = stack.enter_context(ThreadPoolExecutor(SITES))
         work = [pool.submit(site.run) for site in sites]
-        for number in (1, 3):  # each replica once; the other one carries on, also through the next round
+        for number in (1, 3):  # each replica once; the other one continues, also through the next round
             stage.may_begin[number].set()
             stage.wait_for_uploads(SITES // 2)
             stage.may_begin[number + 1].set()
@@ -168,7 +166,7 @@ def test_twenty_sites_while_replicas_are_killed(postgres_url: str, tmp_path: Pat
 
 
 def check(http: httpx.Client, sites: list[SimulatedSite]) -> None:
-    """Every round was aggregated once, from everybody's update, to the bit."""
+    """Check that every round was aggregated exactly once, from all updates, bit for bit."""
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     history = persist(lambda: http.get("/v1/federations/pets/rounds", headers=admin)).json()
     assert [(row["number"], row["state"], row["updates"]) for row in history] == [

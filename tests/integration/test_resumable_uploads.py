@@ -1,4 +1,4 @@
-"""Resumable uploads as the IETF's draft has them (draft-ietf-httpbis-resumable-upload), by clients that follow it."""
+"""Resumable uploads as in draft-ietf-httpbis-resumable-upload, by clients that follow the draft."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,12 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api import SocketApi, new_database
+from support.api import SocketApi
 from support.coordinator import Site
+from support.databases import new_database
 from support.plans import small_plan, update_body
 
-from shared.methods import server_half
-from shared.wire import digest, digest_header
+from shared.learning.methods import server_half
+from shared.tensors.wire import digest, digest_header
 
 NUMBERS = itertools.count(1)
 IANA = "https://iana.org/assignments/http-problem-types#"
@@ -19,13 +20,13 @@ IANA = "https://iana.org/assignments/http-problem-types#"
 
 @pytest.fixture(scope="module")
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketApi]:
-    """On SQLite; test_api_transfers has the same calls, as agents make them, on PostgreSQL too."""
+    """Run on SQLite; test_api_upload_parts has the calls agents make, on PostgreSQL too."""
     with SocketApi(new_database("sqlite", request, tmp_path_factory.mktemp("resumable"))) as api:
         yield api
 
 
 class Uploading:
-    """A site in an open round, which stays open because another site never uploads."""
+    """A site in a round that stays open, because another site never uploads."""
 
     def __init__(self, api: SocketApi) -> None:
         plan = small_plan(f"draft-{next(NUMBERS)}", method={"name": "fedavg"}, rounds={"min_clients": 2})
@@ -38,12 +39,12 @@ class Uploading:
         self.max_bytes = server_half(plan).update_spec({}).max_total_bytes
 
     def send(self, method: str, url: str | None = None, body: bytes | None = None, **headers: Any) -> httpx.Response:
-        """A request with these headers and no others of the draft; underscores stand for hyphens."""
+        """Send a request with these headers, and no others from the draft; underscores stand for hyphens."""
         named = {name.replace("_", "-"): str(value) for name, value in headers.items()}
         return self.site.http.request(method, url or self.url, content=body, headers=self.site.headers | named)
 
     def create(self, body: bytes = b"", **headers: Any) -> str:
-        """Begin an upload with POST; where it is."""
+        """Start an upload with POST; return its URL."""
         answer = self.send("POST", body=body, **({"Upload_Complete": "?0"} | headers))
         assert (answer.status_code, answer.headers["Upload-Complete"]) == (201, "?0"), answer.text
         return answer.headers["Location"]
@@ -55,13 +56,13 @@ def uploading(api: SocketApi) -> Uploading:
 
 
 def problem(answer: httpx.Response) -> tuple[int, str, str]:
-    """Status, our code, and the problem type."""
+    """Return the status, our code, and the problem type."""
     body = answer.json()
     return answer.status_code, body["code"], body["type"].removeprefix(IANA)
 
 
-def test_from_creation_to_the_receipt_without_length_or_digest(uploading: Uploading) -> None:
-    """Only the last part says that it is the last one."""
+def test_an_upload_needs_neither_length_nor_digest(uploading: Uploading) -> None:
+    """The last part says that it is the last one."""
     whole, part = uploading.whole, {"Content_Type": "application/partial-upload"}
     location = uploading.create()
     head = uploading.send("HEAD", location)
@@ -80,14 +81,14 @@ def test_from_creation_to_the_receipt_without_length_or_digest(uploading: Upload
     assert (done.headers["Upload-Complete"], done.headers["Upload-Length"]) == ("?1", str(len(whole)))
 
 
-def test_the_whole_in_the_request_that_creates_it(uploading: Uploading) -> None:
+def test_the_creating_request_may_contain_the_whole(uploading: Uploading) -> None:
     answer = uploading.send("POST", body=uploading.whole, Upload_Complete="?1")
     assert (answer.status_code, answer.json()["digest"]) == (200, digest(uploading.whole))
     assert (answer.headers["Upload-Complete"], answer.headers["Upload-Offset"]) == ("?1", str(len(uploading.whole)))
 
 
-def test_length_and_digest_are_needed_once(uploading: Uploading) -> None:
-    """Whichever request brings them: they hold for the rest, and HEAD returns the length."""
+def test_any_request_may_bring_length_and_digest(uploading: Uploading) -> None:
+    """They apply to the rest of the upload, and HEAD returns the length."""
     whole = uploading.whole
     known = {"Upload_Length": len(whole), "Repr_Digest": digest_header(digest(whole))}
     first = uploading.send("PATCH", body=whole[:10], Upload_Offset=0, **known)
@@ -97,12 +98,12 @@ def test_length_and_digest_are_needed_once(uploading: Uploading) -> None:
     damaged = whole[20:-1] + bytes([whole[-1] ^ 1])
     refused = uploading.send("PATCH", body=damaged, Upload_Offset=20)
     assert problem(refused)[:2] == (422, "digest-mismatch")
-    assert refused.headers["Upload-Complete"] == "?1"  # all of it came: resuming would not help
+    assert refused.headers["Upload-Complete"] == "?1"  # complete: resuming would not help
     assert uploading.send("HEAD").headers["Upload-Offset"] == "0"
 
 
 def test_bytes_alone_do_not_complete_an_upload(uploading: Uploading) -> None:
-    """With ?0 an upload that has all of its bytes still waits for the request that ends it, here an empty one."""
+    """With ?0, an upload that has all its bytes still waits for the request that completes it, here an empty one."""
     whole = uploading.whole
     location = uploading.create(whole, Upload_Length=len(whole))
     assert uploading.send("HEAD", location).headers["Upload-Offset"] == str(len(whole))
@@ -118,7 +119,7 @@ def test_a_wrong_offset_names_the_right_one(uploading: Uploading) -> None:
     assert (answer.headers["Upload-Offset"], answer.headers["Upload-Complete"]) == ("100", "?0")
 
 
-def test_lengths_that_contradict_each_other(uploading: Uploading) -> None:
+def test_contradictory_lengths_are_refused(uploading: Uploading) -> None:
     whole = uploading.whole
     location = uploading.create(whole[:100], Upload_Length=len(whole))
     other = uploading.send(
@@ -134,7 +135,7 @@ def test_lengths_that_contradict_each_other(uploading: Uploading) -> None:
     assert rest.status_code == 200
 
 
-def test_a_length_below_what_is_stored(uploading: Uploading) -> None:
+def test_a_length_below_the_stored_bytes_is_refused(uploading: Uploading) -> None:
     location = uploading.create(uploading.whole[:100])
     short = uploading.send("PATCH", location, b"", Upload_Offset=100, Upload_Complete="?0", Upload_Length=50)
     assert problem(short) == (400, "inconsistent-length", "inconsistent-upload-length")
@@ -142,7 +143,7 @@ def test_a_length_below_what_is_stored(uploading: Uploading) -> None:
     assert rest.status_code == 200
 
 
-def test_another_digest_does_not_replace_an_upload_that_is_named(uploading: Uploading) -> None:
+def test_another_digest_does_not_replace_a_named_upload(uploading: Uploading) -> None:
     digests = [digest_header(digest(body)) for body in (uploading.whole, b"another")]
     location = uploading.create(Repr_Digest=digests[0])
     changed = uploading.send("PATCH", location, b"an", Upload_Offset=0, Upload_Complete="?0", Repr_Digest=digests[1])
@@ -150,14 +151,14 @@ def test_another_digest_does_not_replace_an_upload_that_is_named(uploading: Uplo
     assert uploading.send("PATCH", location, uploading.whole, Upload_Offset=0, Upload_Complete="?1").status_code == 200
 
 
-def test_a_repetition_is_no_larger_than_an_update(uploading: Uploading) -> None:
+def test_a_repeated_upload_has_the_same_size_limit(uploading: Uploading) -> None:
     assert uploading.send("POST", body=uploading.whole, Upload_Complete="?1").status_code == 200
-    pieces: Any = iter([bytes(uploading.max_bytes), b"x"])  # chunked: nothing says how much is to come
+    pieces: Any = iter([bytes(uploading.max_bytes), b"x"])  # chunked: the length is not announced
     assert uploading.send("POST", body=pieces, Upload_Complete="?1").status_code == 413
 
 
-def test_a_body_of_unknown_length_that_ends_too_early(uploading: Uploading) -> None:
-    """Chunked: only its end shows that bytes are missing; those that came stay."""
+def test_a_chunked_body_that_ends_too_early_keeps_what_arrived(uploading: Uploading) -> None:
+    """Only its end shows that bytes are missing."""
     location = uploading.create(Upload_Length=len(uploading.whole))
     pieces: Any = iter([uploading.whole[:50], uploading.whole[50:80]])
     answer = uploading.send("PATCH", location, pieces, Upload_Offset=0, Upload_Complete="?1")
@@ -165,8 +166,8 @@ def test_a_body_of_unknown_length_that_ends_too_early(uploading: Uploading) -> N
     assert uploading.send("HEAD", location).headers["Upload-Offset"] == "80"
 
 
-def test_more_than_an_update_can_have(uploading: Uploading) -> None:
-    """413 with the limit, from the announced length or, without one, as the bytes come."""
+def test_an_upload_over_the_limit_is_refused(uploading: Uploading) -> None:
+    """413 with the limit, by the announced length or, without one, as the bytes arrive."""
     limit = f"max-size={uploading.max_bytes}"
     announced = uploading.send("POST", Upload_Complete="?0", Upload_Length=uploading.max_bytes + 1)
     assert (problem(announced)[:2], announced.headers["Upload-Limit"]) == ((413, "too-large"), limit)
@@ -174,13 +175,13 @@ def test_more_than_an_update_can_have(uploading: Uploading) -> None:
     assert (problem(silent)[:2], silent.headers["Upload-Limit"]) == ((413, "too-large"), limit)
 
 
-def test_cancelling(uploading: Uploading) -> None:
+def test_cancelled_upload_is_gone_and_a_new_one_may_start(uploading: Uploading) -> None:
     location = uploading.create(uploading.whole[:100])
     assert uploading.send("DELETE", location).status_code == 204
     for method, headers in (("HEAD", {}), ("DELETE", {}), ("PATCH", {"Upload_Offset": 100, "Upload_Complete": "?1"})):
         assert uploading.send(method, location, **headers).status_code == 404
     assert uploading.send("HEAD").headers["Upload-Offset"] == "0"
-    assert uploading.send("DELETE").status_code == 204  # nothing under way: nothing to do
+    assert uploading.send("DELETE").status_code == 204  # idempotent
     assert uploading.site.put(uploading.round_id, uploading.whole).status_code == 200
 
 
@@ -194,12 +195,12 @@ def test_an_accepted_update_cannot_be_cancelled_or_changed(uploading: Uploading)
         uploading.send("POST", Upload_Complete="?0"),
     ):
         assert problem(answer) == (409, "already-uploaded", "completed-upload")
-    repeated = uploading.site.patch(uploading.round_id, uploading.whole, 0, uploading.whole)  # the digest says the same
+    repeated = uploading.site.patch(uploading.round_id, uploading.whole, 0, uploading.whole)  # the same digest
     assert (repeated.status_code, repeated.json()) == (200, sent.json())
 
 
 def test_a_newer_upload_ends_the_older_one(uploading: Uploading) -> None:
-    """A client that comes back with the older one's URL cannot mix its bytes with the newer one's."""
+    """A client that uses the older one's URL cannot mix its bytes with the newer one's."""
     older = uploading.create(uploading.whole[:100])
     newer = uploading.create()
     stale = uploading.send("PATCH", older, uploading.whole[100:], Upload_Offset=100, Upload_Complete="?1")
@@ -208,7 +209,7 @@ def test_a_newer_upload_ends_the_older_one(uploading: Uploading) -> None:
     assert uploading.send("HEAD", newer).headers["Upload-Offset"] == "0"
 
 
-def test_another_sites_upload_is_out_of_reach(uploading: Uploading) -> None:
+def test_a_site_cannot_reach_another_sites_upload(uploading: Uploading) -> None:
     location = uploading.create(uploading.whole[:100])
     stranger: Site = uploading.other
     for method in ("HEAD", "DELETE"):
@@ -216,7 +217,7 @@ def test_another_sites_upload_is_out_of_reach(uploading: Uploading) -> None:
     assert uploading.send("HEAD", location).headers["Upload-Offset"] == "100"
 
 
-def test_headers_that_the_draft_says_to_ignore(uploading: Uploading) -> None:
+def test_unknown_values_are_ignored_as_the_draft_says(uploading: Uploading) -> None:
     location = uploading.create()
     odd = uploading.send("PATCH", location, uploading.whole[:9], Upload_Offset=0, Upload_Complete="yes")
     assert (odd.status_code, odd.headers["Upload-Complete"]) == (204, "?0")

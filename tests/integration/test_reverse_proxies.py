@@ -1,6 +1,5 @@
-"""The shipped configurations of Caddy and nginx, in front of a real coordinator, with TLS at the proxy."""
+"""The shipped Caddy and nginx configurations in front of a real coordinator, with TLS at the proxy."""
 
-import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +9,10 @@ import httpx
 import pytest
 import trustme
 from sqlalchemy import func, select
-from support.api import SocketApi, new_database
-from support.coordinator import Site
+from support.api import SocketApi
 from support.plans import small_plan, update_body
 from support.reverse_proxy import PROXIES, reverse_proxy
+from support.tls import trusting
 
 from server.store.tables import Blob, Transfer
 
@@ -22,7 +21,9 @@ PLAN = small_plan(
     image={"channels": 3, "height": 64, "width": 64},  # 4 MB: several chunks
     rounds={"count": 1, "min_clients": 2},
 )
-SITE_ADDRESS = "127.0.0.2"  # sites come from there, the proxy from 127.0.0.1
+# Anyone can send these headers; the proxy must replace them.
+CLAIMS = {"X-Forwarded-For": "203.0.113.5", "X-Client-Certificate": "0" * 64}
+SITE_ADDRESS = "127.0.0.2"  # the sites' address; the proxy has 127.0.0.1
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +38,12 @@ def port_of(url: str) -> int:
 
 
 def client(url: str, authority: trustme.CA, certificate: trustme.LeafCert | None = None) -> httpx.Client:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    if certificate is not None:
-        certificate.configure_cert(context)
-    transport = httpx.HTTPTransport(verify=context, local_address=SITE_ADDRESS)
+    transport = httpx.HTTPTransport(verify=trusting(authority, certificate), local_address=SITE_ADDRESS)
     return httpx.Client(base_url=url, transport=transport, timeout=120)
 
 
-def join(api: SocketApi, http: httpx.Client, name: str) -> Site:
-    invite = api.admin("POST", f"/v1/federations/{PLAN.name}/invites")["token"]
-    claims = {"X-Forwarded-For": "203.0.113.5", "X-Client-Certificate": "0" * 64}
-    body = {"name": name, "class_counts": {"cat": 1}}
-    answer = http.post("/v1/join", json=body, headers=claims | {"Authorization": f"Bearer {invite}"})
-    assert answer.status_code == 201, answer.text
-    return Site(http, PLAN, name, answer.json()["token"])
-
-
 def pieces(api: SocketApi, body: bytes) -> Iterator[bytes]:
-    """The second half is sent only when the first one has arrived: a proxy that collects would never end."""
+    """Send the second half only after the first has arrived: a buffering proxy would hang."""
     yield body[: 3 * 1024 * 1024]
     stored = select(func.max(Blob.size_bytes)).join(Transfer, Transfer.blob_id == Blob.id)
     arrived = 0
@@ -68,18 +56,18 @@ def pieces(api: SocketApi, body: bytes) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("kind", "prefix"), [(kind, prefix) for kind in PROXIES for prefix in ("", "/federated")], ids=lambda value: value
 )
-def test_a_federation_through_a_proxy(
-    kind: str, prefix: str, request: pytest.FixtureRequest, tmp_path: Path, authority: trustme.CA
+def test_a_federation_trains_through_a_proxy(
+    kind: str, prefix: str, sqlite_url: str, tmp_path: Path, authority: trustme.CA
 ) -> None:
     settings = {"trusted_proxies": ("127.0.0.1",), "root_path": prefix}
     with (
-        SocketApi(new_database("sqlite", request, tmp_path), **settings) as api,
+        SocketApi(sqlite_url, **settings) as api,
         reverse_proxy(kind, tmp_path / kind, authority.issue_cert("localhost"), [port_of(api.url)], prefix) as url,
         client(url, authority) as http,
         ThreadPoolExecutor(1) as pool,
     ):
         api.create(PLAN)
-        left, right = join(api, http, "left"), join(api, http, "right")
+        left, right = (api.join(PLAN, name, {"cat": 1}, http=http, headers=CLAIMS) for name in ("left", "right"))
         joined = [entry for entry in api.admin("GET", "/v1/audit") if entry["action"] == "client.join"]
         assert {entry["address"] for entry in joined} == {SITE_ADDRESS}
         assert "server" not in http.get("/healthz").headers or kind == "nginx"
@@ -89,7 +77,7 @@ def test_a_federation_through_a_proxy(
         streamed = http.put(f"/v1/rounds/{round_id}/update", content=pieces(api, body), headers=left.headers)
         assert streamed.status_code == 200, streamed.text
         waiting = left.task(wait_s=0)
-        news = pool.submit(left.task, 60, waiting.ticket)  # a long poll that ends with the other's upload
+        news = pool.submit(left.task, 60, waiting.ticket)  # a long poll that the other site's upload ends
         assert right.put(round_id, body).status_code == 200
         while (task := news.result()).action != "finished":
             news = pool.submit(left.task, 60, task.ticket)
@@ -98,13 +86,13 @@ def test_a_federation_through_a_proxy(
 
 
 @pytest.mark.parametrize("kind", PROXIES)
-def test_certificates_of_clients_at_the_proxy(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, authority: trustme.CA
+def test_the_proxy_forwards_client_certificates(
+    kind: str, sqlite_url: str, tmp_path: Path, authority: trustme.CA
 ) -> None:
     own, others = authority.issue_cert("left@example.org"), authority.issue_cert("other@example.org")
     settings = {"trusted_proxies": ("127.0.0.1",), "client_certificate_header": "X-Client-Certificate"}
     with (
-        SocketApi(new_database("sqlite", request, tmp_path), **settings) as api,
+        SocketApi(sqlite_url, **settings) as api,
         reverse_proxy(
             kind, tmp_path / kind, authority.issue_cert("localhost"), [port_of(api.url)], client_ca=authority
         ) as url,
@@ -112,7 +100,7 @@ def test_certificates_of_clients_at_the_proxy(
         client(url, authority, others) as stranger,
     ):
         api.create(PLAN)
-        site = join(api, http, "left")
+        site = api.join(PLAN, "left", {"cat": 1}, http=http, headers=CLAIMS)
         assert http.get("/v1/me", headers=site.headers).status_code == 200
         assert stranger.get("/v1/me", headers=site.headers).json()["code"] == "wrong-certificate"
         assert api.call("GET", "/v1/me", site.token).json()["code"] == "wrong-certificate", "past the proxy"

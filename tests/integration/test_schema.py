@@ -1,4 +1,4 @@
-"""The schema against its migrations, on real databases."""
+"""The schema and its migrations, on real databases."""
 
 import shutil
 import subprocess
@@ -11,10 +11,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import inspect, select, text
-from support.service import Desk
+from support.desk import Desk
 
 from server.store import blobs, schema
-from server.store.session import Database, DatabaseError
+from server.store.database import Database, DatabaseError
 from server.store.tables import Federation, Model, Participant, Round
 
 
@@ -51,14 +51,14 @@ class TestSchema:
         schema.upgrade(empty_db)
         revision_of(empty_db, "9999")
         for step in (schema.require_current, schema.upgrade):
-            with pytest.raises(DatabaseError, match="schema 9999, newer than this program knows") as caught:
+            with pytest.raises(DatabaseError, match="schema 9999, which is newer than this program") as caught:
                 step(empty_db)
             assert caught.value.next_step == "Install the newer release: pip install --upgrade distrans"
 
     def test_of_an_older_release_is_refused_with_the_command(
         self, empty_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A release with one more migration, as the next one will be."""
+        """A release with one more migration, like the next one."""
         schema.upgrade(empty_db)
         folder = tmp_path / "migrations"
         shutil.copytree(str(schema._config().get_main_option("script_location")), folder)
@@ -77,7 +77,7 @@ class TestSchema:
         schema.require_current(empty_db)
 
     def test_of_the_migrations_is_the_schema_of_the_tables(self, empty_db: Database) -> None:
-        """A table that was changed without a migration shows up here."""
+        """A table changed without a migration shows up here."""
         schema.upgrade(empty_db)
         config = schema._config()
         with empty_db.engine.connect() as connection:
@@ -85,7 +85,7 @@ class TestSchema:
             command.check(config)
 
     def test_names_leave_the_reasons_of_an_older_release(self, empty_db: Database) -> None:
-        """Clients read reasons; what the first release wrote into them is not theirs to read."""
+        """Clients can read reasons, but must not see the names the first release wrote into them."""
         config = schema._config()
         with empty_db.engine.begin() as connection:
             config.attributes["connection"] = connection
@@ -105,7 +105,7 @@ class TestSchema:
         assert found == [("round 1 failed: too few", "missing: north, south"), ("tea", "")]
 
     def test_has_an_index_for_every_reference_to_a_blob(self, empty_db: Database) -> None:
-        """Without one, each blob that is deleted costs a look at every row of the table that could refer to it."""
+        """Without one, deleting a blob scans every table that could refer to it."""
         schema.upgrade(empty_db)
         found = inspect(empty_db.engine)
         missing = {
@@ -123,7 +123,7 @@ class TestSchema:
 
     def test_is_upgraded_once_by_processes_that_start_together(self, empty_db_url: str) -> None:
         program = (
-            "import sys; from server.store import schema; from server.store.session import Database\n"
+            "import sys; from server.store import schema; from server.store.database import Database\n"
             "print('ready', flush=True); sys.stdin.readline()\n"
             "print(schema.upgrade(Database(sys.argv[1])))"
         )
@@ -190,7 +190,7 @@ class TestSchema:
         assert schema.current_version(empty_db) == before
 
     def test_models_of_an_older_release_know_what_led_to_them(self, empty_db: Database) -> None:
-        """And which of them had a private state once; uploads and participants of old rounds are still there."""
+        """It also knows which models once had private state; uploads and participants of old rounds remain."""
         config = schema._config()
         inserts = (
             "INSERT INTO federations (id, name, plan, state, reason, created_at, state_since, completed_rounds,"

@@ -1,16 +1,17 @@
-"""Sites that are dead, silent or in trouble: rounds go on without them, and say why."""
+"""Sites that are dead, silent or in trouble: rounds continue without them and give the reason."""
 
 import pytest
 from sqlalchemy import select
+from support.desk import OPERATOR, Desk, fedavg_plan
 from support.many_rows import copy_federation, statements
-from support.service import OPERATOR, Desk, fedavg_plan
 
-from server.service import enrolment, federations, housekeeping, reports, tasks
-from server.service.enrolment import Identity
-from server.service.housekeeping import Heartbeats
-from server.store.session import Database
+from server.service import clients, deadlines, federations, heartbeats, tasks
+from server.service.context import Identity
+from server.service.heartbeats import Heartbeats
+from server.service.measurements import reports
+from server.store.database import Database
 from server.store.tables import Client
-from shared.schemas import MissingView, RoundView, StatusReport, TroubleReport
+from shared.contract.messages import MissingView, RoundView, StatusReport, TroubleReport
 
 HALF_AN_HOUR = 1800.0
 TRAINING = StatusReport(activity="training", detail="training round 1")
@@ -31,7 +32,7 @@ def sites(desk: Desk) -> list[Identity]:
 
 
 def report(desk: Desk, *who: Identity, says: StatusReport = TRAINING) -> None:
-    """What the agents of these sites send, and the worker writes."""
+    """Send a report from the agents of these sites, and let the worker write it."""
     beats = Heartbeats()
     for site in who:
         beats.note_report(site.client_id, desk.clock(), says)
@@ -45,7 +46,7 @@ def last_round(desk: Desk, only: Identity | None = None) -> RoundView:
 
 
 def names(desk: Desk) -> set[str]:
-    """Who takes part in the round under way."""
+    """Return the participants of the round under way."""
     return set((desk.view.waiting_for or "").partition(": ")[2].partition(";")[0].split(", "))
 
 
@@ -80,7 +81,7 @@ class TestDeadSite:
         report(desk, *sites[:2])
         desk.upload(sites[0], 1)
         desk.upload(sites[1], 2)
-        housekeeping.pass_deadlines(desk.ctx)
+        deadlines.enforce_deadlines(desk.ctx)
         desk.aggregate()
         assert (desk.round.number, desk.round.participants) == (2, 2)
         (missing,) = last_round(desk).missing
@@ -105,7 +106,7 @@ class TestDeadSite:
     def test_that_went_back_to_an_older_agent_is_waited_for_again(self, desk: Desk, sites: list[Identity]) -> None:
         report(desk, *sites)
         desk.poll(sites[2])
-        assert enrolment.me(desk.ctx, sites[2]).status_at is None
+        assert clients.own_record(desk.ctx, sites[2]).status_at is None
         desk.upload(sites[0], 1)
         desk.upload(sites[1], 2)
         desk.let_pass(2 * HALF_AN_HOUR)
@@ -130,12 +131,12 @@ class TestDeadSite:
 class TestTooFewPresent:
     @pytest.fixture
     def idle(self, desk: Desk, sites: list[Identity]) -> Desk:
-        """Only one of at least two is left when the round is over."""
+        """Only one of at least two clients is left when the round ends."""
         report(desk, *sites)
         desk.wait(HALF_AN_HOUR)
         desk.upload(sites[0], 1)
         desk.upload(sites[1], 2)
-        housekeeping.pass_deadlines(desk.ctx)
+        deadlines.enforce_deadlines(desk.ctx)
         desk.wait(HALF_AN_HOUR)
         report(desk, sites[0])
         desk.aggregate()
@@ -155,7 +156,7 @@ class TestTooFewPresent:
         self, idle: Desk, sites: list[Identity], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(housekeeping, "_move_on", lambda *_: None)
+            patch.setattr(heartbeats, "advance_if_due", lambda *_: None)
             report(idle, sites[0], sites[2])
         assert idle.view.round is None
         idle.restart()
@@ -175,7 +176,7 @@ class TestReasons:
     def test_are_recorded_when_a_round_fails(self, desk: Desk, sites: list[Identity]) -> None:
         report(desk, sites[0])
         trouble = TroubleReport(kind="images", message="7 of 9 images cannot be read.")
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "south")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "south")
         desk.wait(6 * 3600 - 5)
         report(desk, sites[0])
         report(desk, sites[1], says=StatusReport(activity="waiting", detail="waiting for work", troubles=[trouble]))
@@ -195,7 +196,7 @@ class TestReasons:
 
 
 def test_a_report_that_another_process_has_had_since_counts(clean_db: Database) -> None:
-    """The agent has asked the first process for work after its last report, which came to the second one."""
+    """The agent sent its last report to the second process, then asked the first one for work."""
     desk = Desk(clean_db, fedavg_plan())
     north = desk.join("north")
     first, second = Heartbeats(), Heartbeats()
@@ -206,7 +207,7 @@ def test_a_report_that_another_process_has_had_since_counts(clean_db: Database) 
     first.note(north.client_id, desk.clock())
     for beats in (second, first):
         beats.flush(desk.ctx)
-    view = enrolment.me(desk.ctx, north)
+    view = clients.own_record(desk.ctx, north)
     assert (view.activity, view.status_at, view.last_seen_at) == ("training", desk.clock() - 1, desk.clock())
 
 
@@ -224,4 +225,18 @@ def test_many_reports_cost_one_transaction_and_never_advance_a_federation(clean_
     updates = [statement for statement in seen if statement.startswith("UPDATE clients")]
     assert len(updates) == 2 * len(client_ids)
     assert len(seen) - len(updates) <= 3, [line for line in seen if not line.startswith("UPDATE clients")]
-    assert enrolment.me(desk.ctx, north).activity_detail == "training round 1"
+    assert clients.own_record(desk.ctx, north).activity_detail == "training round 1"
+
+
+class TestHeartbeats:
+    def test_are_written_together_and_never_go_back(self, clean_db: Database) -> None:
+        desk = Desk(clean_db)
+        north, south = desk.join("north"), desk.join("south")
+        joined = desk.clock.now
+        beats = Heartbeats()
+        beats.note(north.client_id, joined + 5)
+        beats.note(south.client_id, joined - 5)
+        beats.flush(desk.ctx)
+        assert clients.own_record(desk.ctx, north).last_seen_at == joined + 5
+        assert clients.own_record(desk.ctx, south).last_seen_at == joined
+        assert beats.seen == {}

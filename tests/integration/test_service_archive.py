@@ -1,4 +1,4 @@
-"""Export and import of a federation: what comes back, and what is refused."""
+"""Export and import of a federation: what is restored, and what is rejected."""
 
 import json
 import shutil
@@ -9,8 +9,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 from sqlalchemy import event
-from support.plans import small_plan, update_body
-from support.service import (
+from support.desk import (
     FEDAVG,
     MEAN_OFFSETS,
     OPERATOR,
@@ -21,16 +20,17 @@ from support.service import (
     measured,
     refused,
 )
+from support.plans import small_plan, update_body
 
 from server.core.errors import Conflict, InvalidInput, NotFound
-from server.service import archive, audit, evaluations, federations, reports, tasks
-from server.service.context import Context
-from server.service.enrolment import Identity
+from server.service import archive, audit, downloads, federations
+from server.service.context import Context, Identity
+from server.service.measurements import evaluations, reports
 from server.store import blobs
-from server.store.session import Database
-from shared.methods import METHODS
-from shared.plan import FederationPlan
-from shared.wire import encode
+from server.store.database import Database
+from shared.contract.plan import FederationPlan
+from shared.learning.methods import METHODS
+from shared.tensors.wire import encode
 
 
 class TestArchive:
@@ -38,10 +38,10 @@ class TestArchive:
 
     @staticmethod
     def run_rounds(desk: Desk, sites: list[Identity], numbers: range) -> list[tuple[str, ...]]:
-        """Two sites train; what they were sent, and what came out, by digest."""
+        """Train two sites; return the digests of what they were sent and of the results."""
         trace = []
         for number in numbers:
-            sent = [tasks.round_personal(desk.ctx, who, desk.round.id).digest or "" for who in sites]
+            sent = [downloads.round_personal(desk.ctx, who, desk.round.id).digest or "" for who in sites]
             desk.run_round({sites[0]: 2 * number, sites[1]: 2 * number + 1})
             trace.append((*sent, desk.bits(number), desk.private_bits() or ""))
         return trace
@@ -103,17 +103,17 @@ class TestArchive:
         }
         assert FederationPlan.model_validate_json((target / "plan.json").read_text()) == desk.plan
         assert (target / "history.csv").read_text().count("\n") == 3
-        served = tasks.serving_personal(desk.ctx, sites[0], desk.name, 1)
+        served = downloads.serving_personal(desk.ctx, sites[0], desk.name, 1)
         exported = safetensors.torch.load((target / "offsets/north.safetensors").read_bytes())
         assert exported["offset"].equal(safetensors.torch.load(blobs.read_all(desk.db, served.id))["offset"])
 
     def test_leaves_out_offsets_that_only_the_sites_know(self, clean_db: Database, tmp_path: Path) -> None:
-        """Under the default preset the coordinator sends a start that follows from the plan, and never sees more."""
+        """By default the coordinator only sends a starting offset derived from the plan, and never sees more."""
         desk = Desk(clean_db, small_plan(preset="learned-offset", rounds={"count": 5, "min_clients": 2}))
         self.run_rounds(desk, [desk.join("north"), desk.join("south")], range(1, 2))
         target = archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
         assert not (target / "offsets").exists()
-        (target / "offsets").mkdir()  # as older releases wrote it
+        (target / "offsets").mkdir()  # as written by older releases
         (target / "offsets" / "north.safetensors").write_bytes(encode({"initial_offset": torch.zeros(1, 14, 14)}))
         archive.restore(desk.ctx, OPERATOR, target, "copy")
         assert federations.show(desk.ctx, "copy").latest_model == 1
@@ -146,7 +146,7 @@ class TestArchive:
         assert (copy.state, copy.reason) == ("cancelled", "cancelled by the operator")
 
     def test_does_not_give_the_number_of_a_failed_round_again(self, clean_db: Database, tmp_path: Path) -> None:
-        """A site that uploaded to round 3 of the original must not meet another round 3."""
+        """A site that uploaded to round 3 of the original must not see another round 3."""
         desk = Desk(clean_db)
         north = desk.join("north")
         desk.run_round({north: 1})
@@ -169,7 +169,7 @@ class TestArchive:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_of_every_method_comes_back(self, clean_db: Database, tmp_path: Path, method: str) -> None:
-        """What a round leaves behind at the coordinator is what `private_spec` says that it must be."""
+        """The private state after a round matches `private_spec`."""
         tiny = {"generator": TINY_NETWORK["generator"] | {"optimizer": "adam"}} if method == "distrans" else {}
         desk = Desk(clean_db, small_plan(method={"name": method, **tiny}, rounds={"count": 3}))
         desk.run_round({desk.join("north"): 1})
@@ -179,7 +179,7 @@ class TestArchive:
         assert (copy.bits(), copy.private_bits()) == (desk.bits(), desk.private_bits())
 
     def test_refuses_server_state_that_does_not_fit_the_plan(self, clean_db: Database, tmp_path: Path) -> None:
-        """Here and now, not as an aggregation that fails rounds later."""
+        """At import, not as a failing aggregation rounds later."""
         desk = Desk(clean_db, self.PLAN)
         self.run_rounds(desk, [desk.join("north"), desk.join("south")], range(1, 2))
         archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
@@ -187,14 +187,14 @@ class TestArchive:
         good = safetensors.torch.load(file.read_bytes())
         assert {name.partition(".")[0] for name in good} == {"generator", "offset"}
         for bad, words in (
-            ({name: value for name, value in good.items() if "mlp.0" not in name}, "lacks"),
-            (good | {"generator.net.extra": torch.zeros(1)}, "unknown"),
+            ({name: value for name, value in good.items() if "mlp.0" not in name}, "missing: "),
+            (good | {"generator.net.extra": torch.zeros(1)}, "unexpected: "),
             (good | {"offset.of.north": torch.zeros(1, 7, 7)}, "has shape [1, 7, 7]"),
             (good | {"offset.mean": torch.full((1, 14, 14), torch.nan)}, "not finite"),
             ({name: value.double() for name, value in good.items()}, "has dtype"),
             ({}, "server-state.safetensors is missing or empty"),
             (None, "server-state.safetensors is missing or empty"),
-            (b"damaged", "does not fit its plan"),
+            (b"damaged", "does not match its plan"),
         ):
             if bad is None:
                 file.unlink()
@@ -209,7 +209,7 @@ class TestArchive:
 
     @pytest.mark.parametrize("statements", [2, 10, 22])
     def test_is_of_one_moment(self, clean_db: Database, tmp_path: Path, statements: int) -> None:
-        """A round that ends during an export, after any of its statements, is in it completely or not at all."""
+        """A round that ends during an export, after any of its statements, is exported completely or not at all."""
         desk = Desk(clean_db, small_plan(method=MEAN_OFFSETS, rounds={"count": 5}))
         north = desk.join("north")
         desk.run_round({north: 1})
@@ -233,7 +233,7 @@ class TestArchive:
         assert len({summary.model, summary.rounds_done, number, done}) == 1
 
     def test_with_thousands_of_classes_comes_back(self, clean_db: Database, tmp_path: Path) -> None:
-        """The plan is in the model's metadata, and then larger than what a client may send there."""
+        """The plan is in the model's metadata, which may be larger than what a client may send."""
         plan = small_plan(method=FEDAVG, classes=tuple(f"finding number {number:05d}" for number in range(4_000)))
         desk = Desk(clean_db, plan, start=False)
         archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export.zip")
@@ -244,7 +244,7 @@ class TestArchive:
     def test_that_fails_leaves_nothing(self, clean_db: Database, tmp_path: Path) -> None:
         desk = Desk(clean_db)
         for target in (tmp_path / "export", tmp_path / "export.zip"):
-            (tmp_path / f"{target.name}.partial").mkdir()  # of an export that was killed
+            (tmp_path / f"{target.name}.partial").mkdir()  # left by an export that was killed
             refused(NotFound, "no-such-federation", lambda: archive.export(desk.ctx, OPERATOR, "other", target))  # noqa: B023
             archive.export(desk.ctx, OPERATOR, desk.name, target)
         assert sorted(file.name for file in tmp_path.iterdir() if "export" in file.name) == ["export", "export.zip"]

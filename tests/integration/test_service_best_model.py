@@ -1,12 +1,13 @@
-"""Which model is the best one: the highest pooled accuracy over the clients that count."""
+"""The best model: the one with the highest pooled accuracy over the counted clients."""
 
 import pytest
+from support.desk import OPERATOR, Desk, fedavg_plan, measured
 from support.many_rows import statements
-from support.service import OPERATOR, Desk, fedavg_plan, measured
 
-from server.service import enrolment, evaluations, federations, models, reports
-from server.service.enrolment import Identity
-from server.store.session import Database
+from server.service import best_model, clients, federations, queries, rollback
+from server.service.context import Identity
+from server.service.measurements import evaluations, reports
+from server.store.database import Database
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def sites(desk: Desk) -> list[Identity]:
 
 
 def run(desk: Desk, number: int, scores: dict[Identity, int]) -> None:
-    """Everybody measures the newest model, then trains a round."""
+    """Let every site measure the newest model, then train a round."""
     for who, correct in scores.items():
         evaluations.submit(desk.ctx, who, number, measured(correct))
     desk.run_round({who: 10 * number + place for place, who in enumerate(scores)})
@@ -39,25 +40,25 @@ def shown(desk: Desk) -> list[float | None]:
 
 
 class TestRevocation:
-    def test_chooses_the_best_model_anew_among_the_others_measurements(self, desk: Desk, sites: list[Identity]) -> None:
+    def test_recomputes_the_best_model_without_its_measurements(self, desk: Desk, sites: list[Identity]) -> None:
         """South's images are easy for model 1; without them model 2 is better."""
         east, north, south = sites
         run(desk, 0, {east: 1, north: 1, south: 1})
         run(desk, 1, {east: 4, north: 4, south: 10})
         run(desk, 2, {east: 5, north: 6, south: 6})
         assert best(desk) == (pytest.approx(0.6), 1)
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "south")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "south")
         assert best(desk) == (pytest.approx(0.55), 2)
         assert shown(desk) == [pytest.approx(0.4), pytest.approx(0.55), None], "the table agrees with the headline"
 
     def test_does_not_keep_the_last_model_from_being_judged(self, desk: Desk, sites: list[Identity]) -> None:
-        """It is measured by fewer sites than the model before, and is the best one all the same."""
+        """Fewer sites measured it than the model before, and it still becomes the best one."""
         east, north, south = sites
         for number in range(3):
             run(desk, number, {east: 4 + number, north: 4 + number, south: 4 + number})
         evaluations.submit(desk.ctx, south, 3, measured(5))
         desk.upload(south, 77)
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "south")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "south")
         run(desk, 3, {east: 7, north: 7})
         assert desk.view.state == "finished"
         for who in (east, north):
@@ -73,18 +74,18 @@ class TestRevocation:
         for who in (east, north):
             evaluations.submit(desk.ctx, who, 4, measured(9))
         assert best(desk) == (pytest.approx(0.5), 0), "south may have the difficult images"
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "south")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "south")
         assert best(desk) == (pytest.approx(0.9), 4)
 
     def test_starts_the_patience_over_with_the_model_that_is_then_best(self, clean_db: Database) -> None:
         desk = Desk(clean_db, fedavg_plan(count=20, patience=3))
         east, liar = desk.join("east"), desk.join("liar")
-        desk.run_round({east: 99})  # the first round was opened with east alone
+        desk.run_round({east: 99})  # the first round opened with east only
         evaluations.submit(desk.ctx, liar, 1, measured(10))
         for number, correct in ((1, 3), (2, 4), (3, 5)):
             run(desk, number, {east: correct, liar: 0 if number > 1 else 10})
         assert best(desk)[1] == 1
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "liar")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "liar")
         assert best(desk) == (pytest.approx(0.5), 3)
         run(desk, 4, {east: 4})
         assert desk.view.state == "running", "one round without improvement"
@@ -96,7 +97,7 @@ class TestLeaving:
         run(desk, 0, {east: 1, north: 1, south: 10})
         run(desk, 1, {east: 3, north: 3, south: 3})
         assert best(desk)[1] == 0
-        enrolment.leave(desk.ctx, south, OPERATOR)
+        clients.leave(desk.ctx, south, OPERATOR)
         assert best(desk) == (pytest.approx(0.3), 1)
 
     def test_a_finished_federation_changes_nothing(self, desk: Desk, sites: list[Identity]) -> None:
@@ -106,7 +107,7 @@ class TestLeaving:
             evaluations.submit(desk.ctx, who, 4, measured(9))
         before = best(desk), shown(desk)
         for who in sites:
-            enrolment.leave(desk.ctx, who, OPERATOR)
+            clients.leave(desk.ctx, who, OPERATOR)
         assert (best(desk), shown(desk)) == before
 
     def test_a_finished_federation_counts_once_it_is_rolled_back(self, desk: Desk, sites: list[Identity]) -> None:
@@ -114,13 +115,13 @@ class TestLeaving:
         for number, easy in enumerate((1, 10, 5, 5)):
             run(desk, number, {east: 2 + number, north: 2 + number, south: easy})
         assert best(desk)[1] == 1
-        enrolment.leave(desk.ctx, south, OPERATOR)
+        clients.leave(desk.ctx, south, OPERATOR)
         assert best(desk)[1] == 1
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 2)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 2)
         assert best(desk) == (pytest.approx(0.4), 2), "south will not measure what comes now"
 
 
-def test_choosing_anew_takes_a_few_queries_however_many_rounds_there_were(clean_db: Database) -> None:
+def test_recomputing_the_best_model_takes_a_few_queries_however_many_rounds(clean_db: Database) -> None:
     desk = Desk(clean_db, fedavg_plan(count=30))
     north = desk.join("north")
     south = desk.join("south")
@@ -132,8 +133,8 @@ def test_choosing_anew_takes_a_few_queries_however_many_rounds_there_were(clean_
         desk.run_round(who)
         if number in (2, 7):
             with clean_db.write() as session:
-                federation = federations.load(session, desk.name)
+                federation = queries.load_federation(session, desk.name)
                 with statements(clean_db) as seen:
-                    models.forget_measurements(session, federation)
+                    best_model.exclude_measurements(session, federation)
             counts.append(len(seen))
     assert counts[0] == counts[1] <= 8, counts

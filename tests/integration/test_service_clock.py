@@ -1,23 +1,23 @@
-"""Time as rounds see it: it begins when the sites are there, and no clock that is set, wrong or down changes it."""
+"""Deadlines start once sites have connected, and are immune to clocks that jump, are wrong, or stand still."""
 
 import math
 
 import pytest
 from sqlalchemy import text, update
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from support.service import OPERATOR, Clock, Desk, fedavg_plan, run_dry
+from support.desk import OPERATOR, Clock, Desk, aggregate_until_idle, fedavg_plan
 
-from server.service import federations, housekeeping, tasks
+from server.service import deadlines, federations, heartbeats, tasks
 from server.service.aggregation import LEASE_S, Aggregator
-from server.service.cleaning import Cleaner, Retention
-from server.service.context import Context
-from server.service.enrolment import Identity
-from server.service.housekeeping import Heartbeats
-from server.service.resumable_uploads import UploadPart
+from server.service.cleaning import Cleaner
+from server.service.context import Context, Identity
+from server.service.heartbeats import Heartbeats
+from server.service.retention import Retention
+from server.service.uploads.resumable import UploadPart
 from server.service.uptime import UptimeCounter, uptime
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Round
-from shared.wire import digest
+from shared.tensors.wire import digest
 
 DAY = 86400.0
 
@@ -28,7 +28,7 @@ def uptime_of(db: Database) -> float:
 
 
 class TestFirstContact:
-    """Sites enrol days before their agents run; the time to upload must not be over by then."""
+    """Sites enroll days before their agents run; the upload deadline must not have passed by then."""
 
     @pytest.fixture
     def desk(self, clean_db: Database) -> Desk:
@@ -54,7 +54,9 @@ class TestFirstContact:
         desk.let_pass(59)
         assert desk.round.state == "open"
         desk.let_pass(1)
-        assert desk.view.reason.startswith("round 1 failed: only 0 of 3 updates came before the deadline, 2 are needed")
+        assert desk.view.reason.startswith(
+            "round 1 failed: only 0 of 3 updates arrived before the deadline, 2 are needed"
+        )
 
     def test_counts_an_upload(self, desk: Desk, sites: list[Identity]) -> None:
         desk.upload(sites[0], 1)
@@ -91,7 +93,7 @@ class TestFirstContact:
     def test_is_kept_when_its_own_transaction_fails(
         self, desk: Desk, sites: list[Identity], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An agent that trains for hours does not poll again soon: its sign must not be lost to a busy database."""
+        """An agent that trains for hours does not poll again soon: a busy database must not lose its heartbeat."""
         beats, round_id = Heartbeats(), desk.round.id
         for who in sites[:2]:
             beats.note(who.client_id, desk.clock(), round_id)
@@ -100,7 +102,7 @@ class TestFirstContact:
             raise OperationalError("UPDATE", {}, Exception("canceling statement due to lock timeout"))
 
         with monkeypatch.context() as patch:
-            patch.setattr(housekeeping, "note_seen", busy)
+            patch.setattr(heartbeats, "mark_seen", busy)
             beats.flush(desk.ctx)
         assert desk.round.deadline_at is None
         beats.flush(desk.ctx)
@@ -118,7 +120,7 @@ class TestFirstContact:
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 class TestJump:
-    """The machine's clock is set by a day while a round is open."""
+    """The machine's clock jumps by a day while a round is open."""
 
     @pytest.fixture
     def desk(self, clean_db: Database) -> Desk:
@@ -145,7 +147,7 @@ class TestJump:
         desk.aggregate()
         assert desk.view.rounds_done == 1
 
-    def test_does_not_tear_an_upload(self, desk: Desk, sites: list[Identity], jump: float) -> None:
+    def test_does_not_end_an_upload(self, desk: Desk, sites: list[Identity], jump: float) -> None:
         desk.upload(sites[0], 1)
         desk.let_pass(59)
         body = desk.body(2)
@@ -154,7 +156,7 @@ class TestJump:
         desk.clock.jump(jump)
         desk.let_pass(2)
         Cleaner(desk.ctx, Retention()).clean()
-        assert "still upload past the deadline" in str(desk.round.waiting_for)
+        assert "still uploading after the deadline" in str(desk.round.waiting_for)
         part.feed(body[100:])
         part.finish()
         desk.aggregate()
@@ -170,7 +172,7 @@ class TestJump:
         assert desk.round.deadline_at == pytest.approx(desk.clock.now + 40)
 
     def test_of_a_command_line_changes_nothing(self, desk: Desk, sites: list[Identity], jump: float) -> None:
-        """An operator's machine with a wrong clock pauses and resumes over the database."""
+        """A machine with a wrong clock pauses and resumes through the database."""
         del sites
         elsewhere = Context(desk.db, Clock(desk.clock.now + jump))
         desk.let_pass(20)
@@ -179,7 +181,7 @@ class TestJump:
         assert desk.round.deadline_at == pytest.approx(desk.clock.now + 40)
 
     def test_of_one_replica_does_not_confuse_the_other(self, desk: Desk, sites: list[Identity], jump: float) -> None:
-        """Two processes, a day apart: both count, the seconds pass once, and either may aggregate."""
+        """Two processes with clocks a day apart both count uptime, no second twice, and either may aggregate."""
         desk.upload(sites[0], 1)
         other = Clock(desk.clock.now + jump)
         ctx = Context(desk.db, other, other.monotonic)
@@ -189,18 +191,18 @@ class TestJump:
             desk.let_pass(2)
             other.advance(2)
             counter.count()
-            housekeeping.pass_deadlines(ctx)
+            deadlines.enforce_deadlines(ctx)
         assert uptime_of(desk.db) - before == pytest.approx(50)
         assert desk.round.state == "open"
         desk.let_pass(10)
-        run_dry(Aggregator(ctx))
+        aggregate_until_idle(Aggregator(ctx))
         assert desk.view.rounds_done == 1
 
 
 class TestLease:
     @pytest.mark.parametrize("until", [1e12, LEASE_S + 1])
     def test_in_the_far_future_is_free(self, clean_db: Database, until: float) -> None:
-        """What a process with a fast clock wrote before it died, under this release or an older one."""
+        """A process with a fast clock wrote this before it died, with this release or an older one."""
         desk = Desk(clean_db)
         desk.upload(desk.join("north"), 1)
         with clean_db.write() as session:

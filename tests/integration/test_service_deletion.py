@@ -1,4 +1,4 @@
-"""A federation that is deleted leaves nothing behind but lines in the audit log, and disturbs no other."""
+"""A deleted federation leaves nothing behind but audit entries, and does not affect any other."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from support.agents import AgentThread, digits_plan, enrol, write_digits
-from support.api import SocketApi, new_database
+from support.agents import AgentThread, digits_plan, enroll, write_digits
+from support.api import SocketApi, problem_of
+from support.desk import MEAN_OFFSETS, OPERATOR, Desk, count, fedavg_plan, measured, refused, unreferenced_blobs
 from support.plans import small_plan
-from support.service import MEAN_OFFSETS, OPERATOR, Desk, count, fedavg_plan, measured, refused, unreferenced_blobs
 
 from client_agent.errors import AgentEnded, Ending
 from server.core.errors import Conflict, InvalidInput, NotAuthenticated, NotFound
-from server.service import audit, deletion, enrolment, evaluations, federations, models, tasks
-from server.service.cleaning import Cleaner, Retention
+from server.service import audit, client_tokens, deletion, downloads, enrollment, federations, invites, rollback, tasks
+from server.service.cleaning import Cleaner
 from server.service.context import Context
+from server.service.measurements import evaluations
+from server.service.retention import Retention
 from server.store import blobs
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import (
     Blob,
     BlobChunk,
@@ -32,7 +34,7 @@ from server.store.tables import (
     Transfer,
     Update,
 )
-from shared.plan import FederationPlan
+from shared.contract.plan import FederationPlan
 
 TABLES = (
     Federation,
@@ -51,15 +53,15 @@ TABLES = (
 
 
 def busy(db: Database, plan: FederationPlan) -> Desk:
-    """A federation with a row in every table but transfers, cancelled after two rounds and a rollback."""
+    """A federation cancelled after two rounds and a rollback, with rows in every table except transfers."""
     desk = Desk(db, plan)
     north = desk.join("north")
-    enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600)
+    invites.create(desk.ctx, OPERATOR, desk.name, 3600)
     for seed in range(2):
-        tasks.round_personal(desk.ctx, north, desk.round.id)
+        downloads.round_personal(desk.ctx, north, desk.round.id)
         desk.run_round({north: seed})
     evaluations.submit(desk.ctx, north, 1, measured(5))
-    models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+    rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
     federations.cancel(desk.ctx, OPERATOR, desk.name)
     return desk
 
@@ -81,7 +83,7 @@ class TestDeletion:
         deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
         assert [view.name for view in federations.list_all(desk.ctx)] == ["stays"]
         refused(NotFound, "no-such-federation", lambda: federations.show(desk.ctx, desk.name))
-        federations.create(desk.ctx, OPERATOR, fedavg_plan(desk.name))  # at once, before the rows are gone
+        federations.create(desk.ctx, OPERATOR, fedavg_plan(desk.name))  # right away, before the rows are gone
         federations.cancel(desk.ctx, OPERATOR, desk.name)
         deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
         assert deletion.finish(desk.ctx) == 2
@@ -92,7 +94,7 @@ class TestDeletion:
         other.run_round({south: 1})
         assert other.view.rounds_done == 1
 
-    def test_that_is_interrupted_is_finished_by_housekeeping(self, clean_db: Database) -> None:
+    def test_that_is_interrupted_is_finished_by_the_cleaner(self, clean_db: Database) -> None:
         desk = busy(clean_db, PLAN)
         deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
         stopped = threading.Event()
@@ -112,18 +114,18 @@ class TestDeletion:
     def test_ends_tokens_and_invites_at_once(self, clean_db: Database) -> None:
         desk = Desk(clean_db, PLAN, start=False)
         token = desk.join_token("north")
-        who = enrolment.authenticate(desk.ctx, token)
-        invite = enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600).token
+        who = client_tokens.authenticate(desk.ctx, token)
+        invite = invites.create(desk.ctx, OPERATOR, desk.name, 3600).token
         deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
         for _ in range(2):
-            error = refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, token))
+            error = refused(NotAuthenticated, "invalid-token", lambda: client_tokens.authenticate(desk.ctx, token))
             assert "its federation was deleted" in error.message
             refused(NotAuthenticated, "invalid-token", lambda: tasks.task(desk.ctx, who))
-            refused(NotAuthenticated, "invalid-invite", lambda: enrolment.preview(desk.ctx, invite))
+            refused(NotAuthenticated, "invalid-invite", lambda: enrollment.preview(desk.ctx, invite))
             deletion.finish(desk.ctx)
 
     def test_refuses_a_measurement_that_was_on_its_way(self, clean_db: Database) -> None:
-        """Its row would refer to a client that is about to be removed."""
+        """Its row would refer to a client about to be removed."""
         desk = Desk(clean_db)
         north = desk.join("north")
         federations.cancel(desk.ctx, OPERATOR, desk.name)
@@ -147,7 +149,8 @@ class TestDeletion:
             Conflict, "wrong-state", lambda: deletion.delete_federation(desk.ctx, OPERATOR, desk.name, desk.name)
         )
         assert str(error) == (
-            f"Federation 'gone' is {state} and cannot be deleted. End it first: distrans-server federation cancel gone"
+            f"Federation 'gone' is {state} and cannot be deleted. "
+            "Cancel it first: distrans-server federation cancel gone"
         )
 
     def test_without_the_name_once_more_is_refused(self, clean_db: Database) -> None:
@@ -155,8 +158,8 @@ class TestDeletion:
         refused(InvalidInput, "not-confirmed", lambda: deletion.delete_federation(desk.ctx, OPERATOR, "gone", "gon"))
         assert desk.view.state == "created"
 
-    def test_removes_the_objects_too(self, tmp_path: Path, request: pytest.FixtureRequest, bucket: str) -> None:
-        db = Database(new_database("sqlite", request, tmp_path), bucket)
+    def test_removes_the_objects_too(self, sqlite_url: str, bucket: str) -> None:
+        db = Database(sqlite_url, bucket)
         try:
             desk = busy(db, PLAN)
             with db.read() as session:
@@ -170,21 +173,21 @@ class TestDeletion:
             db.close()
 
 
-def test_an_agent_of_a_deleted_federation_ends_with_the_reason(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Its long poll ends at once, and the loop with it; the process would go on serving."""
+def test_an_agent_of_a_deleted_federation_ends_with_the_reason(sqlite_url: str, tmp_path: Path) -> None:
+    """Its long poll ends at once, and the loop with it; the process keeps serving."""
     plan = digits_plan(clients=2)
-    with SocketApi(new_database("sqlite", request, tmp_path)) as api:
+    with SocketApi(sqlite_url) as api:
         api.create(plan, start=False)
-        state = enrol(api, plan, "north", write_digits(tmp_path / "data", ("0", "1"), every=20), tmp_path, api.url)
+        state = enroll(api, plan, "north", write_digits(tmp_path / "data", ("0", "1"), every=20), tmp_path, api.url)
         with AgentThread(state) as agent:
             agent.wait_for_line("received model 0")
             missing = api.call("DELETE", f"/v1/federations/{plan.name}")
-            assert (missing.status_code, missing.json()["code"]) == (422, "invalid-request")
+            assert problem_of(missing) == (422, "invalid-request")
             answer = api.call("DELETE", f"/v1/federations/{plan.name}", params={"confirm": plan.name})
             assert answer.status_code == 204
             agent.wait()
         assert isinstance(agent.ended_with, AgentEnded)
         assert agent.ended_with.ending is Ending.INVALID_TOKEN
         assert "its federation was deleted" in agent.ended_with.message
-        assert state.condition().ended is Ending.INVALID_TOKEN, "`status` says so too"
+        assert state.load_status().ended is Ending.INVALID_TOKEN, "`status` says so too"
         assert api.call("GET", "/metrics").status_code == 200

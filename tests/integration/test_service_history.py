@@ -1,17 +1,20 @@
-"""History that is read in pages: complete, in order, and with a number of queries that does not grow with it."""
+"""History read in pages: complete, in order, and with a constant number of queries."""
 
 import csv
 import io
 
 import pytest
 from sqlalchemy import select, update
+from support.desk import OPERATOR, Desk, fedavg_plan, measured
 from support.many_rows import copy_round, statements
-from support.service import OPERATOR, Desk, fedavg_plan, measured
 
 from server.core.errors import NotFound, TooMany
-from server.service import enrolment, evaluations, history, reports
-from server.service.enrolment import CHANGES_PER_HOUR, Identity
-from server.store.session import Database
+from server.service import clients
+from server.service.audit import CHANGES_PER_HOUR
+from server.service.context import Identity
+from server.service.measurements import evaluations, history, reports
+from server.service.measurements.metrics_csv import COLUMNS, metrics_csv
+from server.store.database import Database
 from server.store.tables import AuditEntry, Evaluation
 
 COPIES = 30
@@ -24,7 +27,7 @@ def desk(clean_db: Database) -> Desk:
 
 @pytest.fixture
 def sites(desk: Desk) -> list[Identity]:
-    """Two sites, one round that is done and measured, and one that is open."""
+    """Two sites, with one finished and measured round and one open round."""
     sites = [desk.join("north"), desk.join("south")]
     desk.run_round({sites[0]: 1, sites[1]: 2})
     for site in sites:
@@ -33,7 +36,7 @@ def sites(desk: Desk) -> list[Identity]:
 
 
 def rows_of(desk: Desk, only_client: str | None = None) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO("".join(reports.metrics_csv(desk.ctx, desk.name, only_client)))))
+    return list(csv.DictReader(io.StringIO("".join(metrics_csv(desk.ctx, desk.name, only_client)))))
 
 
 def test_queries_do_not_grow_with_the_number_of_rounds(desk: Desk, sites: list[Identity]) -> None:
@@ -68,21 +71,21 @@ def test_pages_make_up_the_whole(desk: Desk, sites: list[Identity], rows: int, m
 
 @pytest.mark.usefixtures("sites")
 def test_a_page_does_not_read_the_rosters(desk: Desk) -> None:
-    """A round's roster has everybody's class counts: a megabyte with thousands of classes."""
+    """A roster holds all clients' class counts: a megabyte with thousands of classes."""
     with statements(desk.db) as seen:
         rows_of(desk)
     assert not [statement for statement in seen if "roster" in statement]
 
 
 def test_nothing_is_sent_for_a_federation_that_is_not_there(desk: Desk) -> None:
-    for pages in (reports.metrics_csv(desk.ctx, "cats", None), reports.round_pages(desk.ctx, "cats", None, 0, 10)):
+    for pages in (metrics_csv(desk.ctx, "cats", None), reports.round_pages(desk.ctx, "cats", None, 0, 10)):
         with pytest.raises(NotFound):
             next(pages)
 
 
-def test_a_federation_without_rounds(desk: Desk) -> None:
+def test_a_federation_without_rounds_has_an_empty_history(desk: Desk) -> None:
     assert list(reports.round_pages(desk.ctx, desk.name, None, 0, 10)) == []
-    assert "".join(reports.metrics_csv(desk.ctx, desk.name, None)).splitlines() == [",".join(history.COLUMNS)]
+    assert "".join(metrics_csv(desk.ctx, desk.name, None)).splitlines() == [",".join(COLUMNS)]
 
 
 def test_an_impossible_measurement_of_an_older_release_hides_only_itself(desk: Desk, sites: list[Identity]) -> None:
@@ -106,18 +109,18 @@ class TestChangesOfARecord:
         north = desk.join("north", cat=3, dog=4)
         with statements(desk.db) as seen:
             for _ in range(100):
-                view = enrolment.update_counts(desk.ctx, north, OPERATOR, {"dog": 4, "cat": 3})
+                view = clients.update_counts(desk.ctx, north, OPERATOR, {"dog": 4, "cat": 3})
         assert view.class_counts == {"cat": 3, "dog": 4}
         assert self.changes(desk) == 0
         assert not [statement for statement in seen if not statement.startswith("SELECT")]
 
-    def test_there_are_only_so_many_per_hour(self, desk: Desk) -> None:
+    def test_changes_per_hour_are_limited(self, desk: Desk) -> None:
         north = desk.join("north")
         for number in range(CHANGES_PER_HOUR):
-            enrolment.update_counts(desk.ctx, north, OPERATOR, {"cat": number + 1})
+            clients.update_counts(desk.ctx, north, OPERATOR, {"cat": number + 1})
         with pytest.raises(TooMany) as caught:
-            enrolment.update_counts(desk.ctx, north, OPERATOR, {"cat": 999})
+            clients.update_counts(desk.ctx, north, OPERATOR, {"cat": 999})
         assert caught.value.code == "too-many-changes"
         assert self.changes(desk) == CHANGES_PER_HOUR
         desk.clock.advance(3601)
-        assert enrolment.update_counts(desk.ctx, north, OPERATOR, {"cat": 999}).class_counts["cat"] == 999
+        assert clients.update_counts(desk.ctx, north, OPERATOR, {"cat": 999}).class_counts["cat"] == 999

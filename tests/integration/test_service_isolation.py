@@ -1,33 +1,33 @@
-"""A federation whose stored data break the coordinator's work is on its own; so is every job, and every replica."""
+"""A federation with broken stored data affects no other; neither does a failing job or replica."""
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
-from support.api import new_database, open_api
+from support.api import open_api
+from support.crashes import InterruptibleAggregator, at
+from support.desk import Clock, Desk, aggregate_until_idle, fedavg_plan
 from support.plans import update_body
-from support.service import Clock, Desk, fedavg_plan, run_dry
 
-from server import worker as worker_module
-from server.core.rounds import Fail
-from server.service import audit, federations, housekeeping
+from server.core.lifecycle import Fail
+from server.http import background as worker_module
+from server.http.background import BackgroundJobs
+from server.service import audit, deadlines, federations
 from server.service.aggregation import LEASE_S, Aggregator
-from server.service.cleaning import Retention
 from server.service.context import Context
-from server.service.housekeeping import Heartbeats
-from server.service.isolation import FAILURES_BEFORE_PAUSE, Isolation
-from server.store.session import Database
+from server.service.heartbeats import Heartbeats
+from server.service.isolation import FAILURES_BEFORE_PAUSE, FailureIsolation
+from server.service.retention import Retention
+from server.store.database import Database
 from server.store.tables import BlobChunk, Client, Federation, Update
-from server.worker import Worker
 
 REASON = f"the coordinator failed to process it {FAILURES_BEFORE_PAUSE} times in a row"
 
 
 def break_plan(db: Database, name: str) -> None:
-    """As a damaged disk or a bug could: nothing that needs the plan works any more."""
+    """Break the stored plan, as a damaged disk or a bug could: nothing that needs it works anymore."""
     with db.write() as session:
         session.execute(update(Federation).where(Federation.name == name).values(plan='{"name": "torn'))
 
@@ -56,11 +56,11 @@ class TestFailure:
         bad = desks[0]
         bad.join("north")
         break_plan(bad.db, "bad")
-        isolation = Isolation(bad.ctx)
+        isolation = FailureIsolation(bad.ctx)
         bad.wait(60)
         for number in range(FAILURES_BEFORE_PAUSE):
             assert state_of(bad.db, "bad") == ("running", ""), number
-            housekeeping.pass_deadlines(bad.ctx, isolation)
+            deadlines.enforce_deadlines(bad.ctx, isolation)
         assert state_of(bad.db, "bad") == ("paused", REASON)
         (entry,) = [entry for entry in audit.entries(bad.ctx, federation="bad") if entry.action == "federation.paused"]
         assert entry.actor == "coordinator"
@@ -70,13 +70,13 @@ class TestFailure:
         break_plan(desks[0].db, "bad")
         bad, good = federations.list_all(desks[0].ctx)
         assert (bad.name, bad.state, good.name, good.rounds_total) == ("bad", "running", "good", 5)
-        assert bad.reason.startswith("Its stored data cannot be read: ValidationError")
+        assert bad.reason.startswith("its stored data cannot be read: ValidationError")
 
     def test_during_aggregation_fails_that_round_alone(self, desks: list[Desk]) -> None:
         for seed, desk in enumerate(desks):
             desk.upload(desk.join("north"), seed)
         break_plan(desks[0].db, "bad")
-        run_dry(Aggregator(desks[0].ctx))
+        aggregate_until_idle(Aggregator(desks[0].ctx))
         assert desks[1].view.rounds_done == 1
         assert state_of(desks[0].db, "bad") == ("paused", "round 1 failed: aggregation failed")
 
@@ -84,22 +84,22 @@ class TestFailure:
         good = desks[1]
         good.join("north")
         good.wait(60)
-        isolation = Isolation(good.ctx)
+        isolation = FailureIsolation(good.ctx)
 
         def away(*_: object) -> None:
             raise OperationalError("SELECT 1", {}, Exception("the server closed the connection"))
 
         with monkeypatch.context() as patch:
-            patch.setattr(housekeeping, "advance", away)
+            patch.setattr(deadlines, "advance", away)
             for _ in range(2 * FAILURES_BEFORE_PAUSE):
-                housekeeping.pass_deadlines(good.ctx, isolation)
+                deadlines.enforce_deadlines(good.ctx, isolation)
         assert good.view.state == "running"
 
 
-def test_over_the_api_the_others_go_on(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """With the real background threads: the broken one is paused, the other one finishes."""
+def test_over_the_api_the_others_go_on(sqlite_url: str) -> None:
+    """With the real background threads, the broken one is paused and the other finishes."""
     plans = [fedavg_plan(name, count=1) for name in ("bad", "good")]
-    with open_api(new_database("sqlite", request, tmp_path)) as api:
+    with open_api(sqlite_url) as api:
         db = api.app.state.ctx.db
         for plan in plans:
             api.create(plan)
@@ -120,19 +120,17 @@ def test_a_stalled_replica_does_not_fail_a_round_that_another_one_is_finishing(c
     desk = Desk(clean_db)
     desk.upload(desk.join("north"), 1)
 
-    def stall(stage: str) -> None:
-        if stage == "before-store":
-            desk.wait(LEASE_S + 1)
-            run_dry(other)
+    def stall() -> None:
+        desk.wait(LEASE_S + 1)
+        aggregate_until_idle(other)
 
-    def fails_meanwhile(stage: str) -> None:
-        if stage == "before-publish":
-            stalled._fail(desk.round.id, Fail("aggregation failed"))
-            assert desk.round.state == "aggregating"
+    def fail_meanwhile() -> None:
+        stalled._fail(desk.round.id, Fail("aggregation failed"))
+        assert desk.round.state == "aggregating"
 
-    stalled = Aggregator(Context(clean_db, desk.clock), stall)
-    other = Aggregator(Context(clean_db, desk.clock), fails_meanwhile)
-    run_dry(stalled)
+    stalled = InterruptibleAggregator(Context(clean_db, desk.clock), at("before-store", stall))
+    other = InterruptibleAggregator(Context(clean_db, desk.clock), at("before-publish", fail_meanwhile))
+    aggregate_until_idle(stalled)
     assert (desk.view.state, desk.view.rounds_done) == ("running", 1)
     assert [row.state for row in desk.rounds()] == ["done", "open"]
 
@@ -145,7 +143,7 @@ def s3(clean_db: Database, bucket: str) -> Iterator[Database]:
 
 
 def test_a_lost_object_fails_its_round_by_name(s3: Database) -> None:
-    """To try again would leave the round aggregating forever."""
+    """Retrying would leave the round aggregating forever."""
     desk = Desk(s3)
     desk.upload(desk.join("north"), 1)
     with s3.read() as session:
@@ -161,7 +159,7 @@ def test_a_lost_object_fails_its_round_by_name(s3: Database) -> None:
 
 
 def test_jobs_do_not_wait_for_each_other(clean_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folding never rests and cleaning fails: heartbeats are still written."""
+    """Heartbeats are written even while folding never rests and cleaning fails."""
     desk = Desk(clean_db)
     north = desk.join("north")
     cleaned, over = threading.Event(), threading.Event()
@@ -177,7 +175,7 @@ def test_jobs_do_not_wait_for_each_other(clean_db: Database, monkeypatch: pytest
     monkeypatch.setattr(worker_module.Cleaner, "clean", fail)
     beats, later = Heartbeats(), desk.clock() + 5
     beats.note(north.client_id, later)
-    worker = Worker(desk.ctx, beats, Retention())
+    worker = BackgroundJobs(desk.ctx, beats, Retention())
     worker.start()
     try:
         assert cleaned.wait(30)

@@ -1,34 +1,28 @@
-"""The way back to an older model: nothing is removed, agents see a new model, and the count of rounds is as it was."""
+"""Rolling back to an older model removes nothing, gives agents a new model, and restores the round count."""
 
 import pytest
-from support.api import new_database, open_api
-from support.plans import small_plan, update_body
-from support.service import (
+from support.api import open_api, problem_of
+from support.crashes import InterruptibleAggregator, at
+from support.desk import (
     MEAN_OFFSETS,
     OPERATOR,
     Clock,
     Desk,
+    aggregate_until_idle,
     fedavg_plan,
     measured,
     refused,
-    run_dry,
     unreferenced_blobs,
 )
+from support.plans import small_plan, update_body
 
 from server.core.errors import Conflict, NotFound
-from server.service import audit, evaluations, federations, models, reports, tasks
-from server.service.aggregation import Aggregator
-from server.service.cleaning import Cleaner, Retention
-from server.service.context import Context
-from server.service.enrolment import Identity
-from server.service.models import KEPT_STATES
-from server.store import blobs
-from server.store.session import Database
-
-
-def private_bits(desk: Desk, number: int) -> bytes:
-    model = next(model for model in desk.models() if model.number == number)
-    return blobs.read_all(desk.db, model.private_blob_id or "")
+from server.service import audit, downloads, federations, rollback, tasks
+from server.service.cleaning import Cleaner
+from server.service.context import Context, Identity
+from server.service.measurements import evaluations, reports
+from server.service.retention import KEPT_STATES, Retention
+from server.store.database import Database
 
 
 @pytest.fixture
@@ -49,11 +43,12 @@ def run_rounds(desk: Desk, sites: list[Identity], count: int, seed: int = 0) -> 
 class TestRollback:
     def test_publishes_the_old_model_under_the_next_number(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 3)
-        old = desk.bits(1), private_bits(desk, 1), tasks.round_personal(desk.ctx, sites[0], desk.round.id)
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        old = desk.bits(1), desk.private_bits(1), downloads.round_personal(desk.ctx, sites[0], desk.round.id)
+        assert all(old)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
         assert (desk.view.state, desk.view.reason) == ("paused", "rolled back to model 1")
         assert (desk.view.rounds_done, desk.view.latest_model, desk.view.round) == (1, 5, None)
-        assert (desk.bits(), private_bits(desk, 5)) == old[:2]
+        assert (desk.bits(), desk.private_bits(5)) == old[:2]
         states = [(row.number, row.state, row.reason) for row in desk.rounds()[3:]]
         assert states == [(4, "failed", "rolled back to model 1"), (5, "done", "rolled back to model 1")]
         (entry,) = [entry for entry in audit.entries(desk.ctx) if entry.action == "federation.rollback"]
@@ -61,7 +56,7 @@ class TestRollback:
         task = tasks.task(desk.ctx, sites[0])
         assert task.model is not None
         assert (task.action, task.model.number) == ("paused", 5)
-        assert tasks.serving_personal(desk.ctx, sites[0], desk.name, 5).size_bytes == old[2].size_bytes
+        assert downloads.serving_personal(desk.ctx, sites[0], desk.name, 5).size_bytes == old[2].size_bytes
 
         federations.resume(desk.ctx, OPERATOR, desk.name)
         assert (desk.round.number, desk.rounds()[-1].base_model) == (6, 5)
@@ -69,41 +64,39 @@ class TestRollback:
         assert desk.view.rounds_done == 3
         assert len(reports.rounds(desk.ctx, desk.name, None, 0, 100)) == 8
 
-    def test_ends_in_the_bits_of_a_federation_that_never_left_the_way(self, desk: Desk, sites: list[Identity]) -> None:
+    def test_continues_bit_for_bit_as_if_it_had_never_gone_wrong(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 1)
         desk.run_round({sites[0]: 77, sites[1]: 78})
-        expected = desk.bits(2), private_bits(desk, 2)
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        expected = desk.bits(2), desk.private_bits(2)
+        assert all(expected)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         desk.run_round({sites[0]: 77, sites[1]: 78})
-        assert (desk.bits(), private_bits(desk, desk.models()[-1].number)) == expected
+        assert (desk.bits(), desk.private_bits()) == expected
 
     def test_makes_an_aggregation_under_way_drop_its_result(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 2)
         for seed, who in enumerate(sites):
             desk.upload(who, seed)
 
-        def hook(stage: str) -> None:
-            if stage == "before-publish":
-                models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
-
-        run_dry(Aggregator(Context(desk.db, desk.clock), hook))
+        go_back = at("before-publish", lambda: rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1))
+        aggregate_until_idle(InterruptibleAggregator(Context(desk.db, desk.clock), go_back))
         assert [model.number for model in desk.models()] == [0, 1, 2, 4]
         assert (desk.view.state, desk.rounds()[2].state) == ("paused", "failed")
         assert unreferenced_blobs(desk.db) == set()
 
-    def test_of_a_finished_federation_lets_it_go_on(self, clean_db: Database) -> None:
+    def test_of_a_finished_federation_lets_it_continue(self, clean_db: Database) -> None:
         desk = Desk(clean_db, fedavg_plan(count=2))
         north = desk.join("north")
         run_rounds(desk, [north], 2)
         assert desk.view.state == "finished"
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         run_rounds(desk, [north], 1)
         assert (desk.view.state, desk.view.rounds_done) == ("finished", 2)
 
     def test_forgets_the_accuracy_of_what_it_leaves(self, clean_db: Database) -> None:
-        """A model that lies about itself must neither be the best one nor end the federation."""
+        """A model with false scores must neither be the best one nor end the federation."""
         desk = Desk(clean_db, fedavg_plan(count=9, target_accuracy=0.95))
         north = desk.join("north")
         for number, correct in enumerate([5, 6, 7]):
@@ -112,20 +105,20 @@ class TestRollback:
         evaluations.submit(desk.ctx, north, 3, measured(10))
         desk.run_round({north: 9})
         assert (desk.view.state, desk.view.best_accuracy, desk.view.best_model) == ("finished", 1.0, 3)
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 2)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 2)
         assert (desk.view.best_accuracy, desk.view.best_model) == (0.7, 2)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         desk.run_round({north: 10})
         assert (desk.view.state, desk.view.best_accuracy, desk.view.best_model) == ("running", 0.7, 2)
 
     def test_does_not_count_the_same_accuracy_twice(self, clean_db: Database) -> None:
-        """The copy scores what the model scored: that is no round without improvement."""
+        """The copy scores the same as the original: that does not count as a round without improvement."""
         desk = Desk(clean_db, fedavg_plan(count=9, patience=1))
         north = desk.join("north")
         for number, correct in enumerate([5, 6]):
             evaluations.submit(desk.ctx, north, number, measured(correct))
             desk.run_round({north: number})
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         evaluations.submit(desk.ctx, north, desk.view.latest_model, measured(6))
         desk.run_round({north: 5})
@@ -133,7 +126,7 @@ class TestRollback:
 
     def test_to_the_start(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 2)
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 0)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 0)
         assert (desk.bits(), desk.view.rounds_done) == (desk.bits(0), 0)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         run_rounds(desk, sites, 1)
@@ -141,47 +134,47 @@ class TestRollback:
 
     def test_without_the_server_state_is_refused_with_what_is_possible(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, KEPT_STATES + 2)
-        error = refused(Conflict, "no-rollback", lambda: models.roll_back(desk.ctx, OPERATOR, desk.name, 1))
-        assert error.message == "The server state that belongs to model 1 is no longer kept."
+        error = refused(Conflict, "no-rollback", lambda: rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1))
+        assert error.message == "The server state of model 1 is no longer kept."
         assert error.next_step == "Choose one of: 0, 3, 4, 5, 6."
-        for number, cause in ((7, "Model 7 is the newest one already."), (8, "has no model 8.")):
-            error = refused(Conflict, "no-rollback", lambda: models.roll_back(desk.ctx, OPERATOR, desk.name, number))  # noqa: B023
+        for number, cause in ((7, "Model 7 is already the newest one."), (8, "has no model 8.")):
+            error = refused(Conflict, "no-rollback", lambda: rollback.roll_back(desk.ctx, OPERATOR, desk.name, number))  # noqa: B023
             assert cause in error.message
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 3)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 3)
 
     def test_keeps_a_state_that_two_models_share(self, desk: Desk, sites: list[Identity]) -> None:
         run_rounds(desk, sites, 2)
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 1)
+        state = desk.private_bits(1)
+        assert state is not None
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1)
         federations.resume(desk.ctx, OPERATOR, desk.name)
         run_rounds(desk, sites, KEPT_STATES - 1)
         shared = [model.number for model in desk.models() if model.private_blob_id]
         assert 4 in shared, "the copy is among the newest"
         assert 1 not in shared
-        models.roll_back(desk.ctx, OPERATOR, desk.name, 4)
+        rollback.roll_back(desk.ctx, OPERATOR, desk.name, 4)
         assert desk.bits() == desk.bits(1)
         desk.clock.advance(10**6)
         Cleaner(desk.ctx, Retention(keep_round_uploads=99)).clean()
         assert unreferenced_blobs(desk.db) == set()
-        assert private_bits(desk, 4)
+        assert desk.private_bits(4) == state
 
     def test_of_a_cancelled_or_unknown_federation_is_refused(self, clean_db: Database) -> None:
         desk = Desk(clean_db)
         run_rounds(desk, [desk.join("north")], 2)
         federations.cancel(desk.ctx, OPERATOR, desk.name)
-        refused(Conflict, "wrong-state", lambda: models.roll_back(desk.ctx, OPERATOR, desk.name, 1))
+        refused(Conflict, "wrong-state", lambda: rollback.roll_back(desk.ctx, OPERATOR, desk.name, 1))
         ctx = Context(clean_db, Clock())
-        refused(NotFound, "no-such-federation", lambda: models.roll_back(ctx, OPERATOR, "nowhere", 1))
+        refused(NotFound, "no-such-federation", lambda: rollback.roll_back(ctx, OPERATOR, "nowhere", 1))
 
 
-def test_over_the_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rollback_works_over_http(sqlite_url: str) -> None:
     plan = fedavg_plan(count=9)
-    with open_api(new_database("sqlite", request, tmp_path_factory.mktemp("api"))) as api:
+    with open_api(sqlite_url) as api:
         api.create(plan)
         north = api.join(plan, "north", {"cat": 1})
         for number in range(3):
-            task = north.task(wait_s=0)
-            while task.round is None or task.round.number == number:
-                task = north.task(after=task.ticket)
+            task = north.wait_for_round(number + 1)
             if number < 2:
                 assert north.put(task.round.id, update_body(plan, {}, number)).status_code == 200
         path = f"/v1/federations/{plan.name}/rollback"
@@ -189,6 +182,6 @@ def test_over_the_api(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
         for body in ({}, {"to": -1}, {"to": True}, {"to": "1"}, {"to": 2**40}):
             assert api.call("POST", path, json=body).status_code == 422
         answer = api.call("POST", path, json={"to": 2})
-        assert (answer.status_code, answer.json()["code"]) == (409, "no-rollback")
+        assert problem_of(answer) == (409, "no-rollback")
         view = api.admin("POST", path, json={"to": 1})
         assert (view["state"], view["reason"], view["rounds_done"]) == ("paused", "rolled back to model 1", 1)

@@ -1,32 +1,29 @@
-"""The life of federations and rounds against real databases, on a clock that the tests move."""
+"""The life of a round against real databases, with a clock that the tests move."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from support.plans import small_plan
-from support.service import (
+from support.desk import (
     OPERATOR,
     Clock,
     Desk,
     fedavg_plan,
     mean_bits,
-    measured,
-    put,
     refused,
 )
+from support.plans import small_plan
 
-from server.core.errors import Conflict, Gone, NotAllowed, NotFound
+from server.core.errors import Conflict, NotAllowed, NotFound
 from server.core.sampling import choose_participants
-from server.service import audit, enrolment, evaluations, federations, housekeeping, tasks
-from server.service.context import Actor, Context, load_roster
-from server.service.enrolment import Identity
-from server.service.resumable_uploads import UploadPart
-from server.store.session import Database
+from server.service import clients, deadlines, downloads, federations, tasks
+from server.service.context import Actor, Identity, round_context
+from server.service.uploads.resumable import UploadPart
+from server.store.database import Database
 from server.store.tables import Blob, Client, Participant
-from shared.wire import digest
+from shared.tensors.wire import digest
 
 
 class TestOpening:
@@ -45,24 +42,24 @@ class TestOpening:
         assert desk.view.state == "running"
         desk.let_pass(1)
         assert desk.view.state == "paused"
-        assert desk.view.reason == "only 0 of 2 clients had joined when the time to join was over"
+        assert desk.view.reason == "only 0 of 2 clients joined before the join deadline"
         federations.resume(desk.ctx, OPERATOR, desk.name)
         assert desk.view.waiting_for == "waiting for clients to join: 0 of at least 2; deadline in 10 min"
 
     def test_the_time_to_join_counts_from_the_last_round(self, clean_db: Database) -> None:
-        """Sites that leave a federation under way give others the whole time to join anew."""
+        """When sites leave a running federation, others get the full time to join again."""
         desk = Desk(clean_db, fedavg_plan(min_clients=2, deadline_s=5000, join_deadline_s=600))
         north, south = desk.join("north"), desk.join("south")
         desk.let_pass(4000)
         desk.upload(south, 1)
-        enrolment.leave(desk.ctx, south, OPERATOR)
+        clients.leave(desk.ctx, south, OPERATOR)
         desk.run_round({north: 2})
         assert desk.view.waiting_for == "waiting for clients to join: 1 of at least 2; deadline in 10 min"
         assert desk.view.waiting_since == desk.clock.now
         desk.let_pass(599)
         assert desk.view.state == "running"
         desk.let_pass(1)
-        assert desk.view.reason == "only 1 of 2 clients had joined when the time to join was over"
+        assert desk.view.reason == "only 1 of 2 clients joined before the join deadline"
 
     def test_does_not_begin_before_it_is_started(self, clean_db: Database) -> None:
         desk = Desk(clean_db, start=False)
@@ -79,7 +76,7 @@ class TestOpening:
         late = desk.join("late")
         assert tasks.task(desk.ctx, late).action == "wait"
         assert tasks.task(desk.ctx, late).reason == "waiting for 1 of 1 clients; deadline in 60 s"
-        refused(NotAllowed, "not-a-participant", lambda: tasks.round_model(desk.ctx, late, desk.round.id))
+        refused(NotAllowed, "not-a-participant", lambda: downloads.round_personal(desk.ctx, late, desk.round.id))
         desk.run_round({north: 1})
         assert (desk.round.number, desk.round.participants) == (2, 2)
         assert tasks.task(desk.ctx, late).action == "train"
@@ -96,15 +93,15 @@ class TestOpening:
             desk.run_round({sites[name]: seed for seed, name in enumerate(chosen)})
 
     def test_freezes_roster_and_facts(self, clean_db: Database) -> None:
-        """Class counts that change while a round is open count from the next one on."""
+        """Class counts that change during a round apply from the next one on."""
         desk = Desk(clean_db, small_plan(method={"name": "distrans", "offset_aggregation": "auto"}))
         north = desk.join("north", cat=5, dog=5)
         before = desk.rounds()[0]
-        enrolment.update_counts(desk.ctx, north, OPERATOR, {"cat": 9})
+        clients.update_counts(desk.ctx, north, OPERATOR, {"cat": 9})
         assert (desk.rounds()[0].roster, desk.rounds()[0].facts) == (before.roster, before.facts)
-        assert [record.class_counts for record in load_roster(before.roster)] == [(5, 5)]
+        assert [record.class_counts for record in round_context(before).roster] == [(5, 5)]
         desk.run_round({north: 1})
-        assert [record.class_counts for record in load_roster(desk.rounds()[1].roster)] == [(9, 0)]
+        assert [record.class_counts for record in round_context(desk.rounds()[1]).roster] == [(9, 0)]
 
 
 class TestLeaving:
@@ -119,9 +116,9 @@ class TestLeaving:
     @staticmethod
     def end(desk: Desk, who: Identity, how: str) -> None:
         if how == "leave":
-            enrolment.leave(desk.ctx, who, Actor(f"client:{who.name}"))
+            clients.leave(desk.ctx, who, Actor(f"client:{who.name}"))
         else:
-            enrolment.revoke(desk.ctx, OPERATOR, desk.name, who.name)
+            clients.revoke(desk.ctx, OPERATOR, desk.name, who.name)
 
     @pytest.mark.parametrize("how", ["leave", "revoke"])
     def test_is_no_longer_waited_for(self, desk: Desk, sites: list[Identity], how: str) -> None:
@@ -152,7 +149,7 @@ class TestLeaving:
         for who in sites:
             self.end(desk, who, "leave")
         assert (desk.view.state, desk.view.round) == ("paused", None)
-        assert desk.view.reason == "round 1 failed: every participant left before it uploaded anything"
+        assert desk.view.reason == "round 1 failed: every participant left before uploading"
         assert [(row.state, row.closed_at) for row in desk.rounds()] == [("failed", desk.clock.now)]
 
     def test_below_the_minimum_waits_for_others_to_join(self, desk: Desk, sites: list[Identity]) -> None:
@@ -192,7 +189,7 @@ class TestDeadline:
         sites = [desk.join(name) for name in ("east", "north", "south")]
         desk.upload(sites[0], 1)
         desk.let_pass(60)
-        reason = "only 1 of 3 updates came before the deadline, 2 are needed"
+        reason = "only 1 of 3 updates arrived before the deadline, 2 are needed"
         assert desk.view.state == "paused"
         assert desk.view.reason == f"round 1 failed: {reason}; missing: north, south"
         assert desk.view.waiting_for == "waiting for the operator to resume it"
@@ -211,12 +208,14 @@ class TestDeadline:
         assert (desk.round.number, desk.rounds()[-1].base_model) == (3, 1)
         with clean_db.read() as session:
             base = session.get_one(Blob, desk.models()[1].blob_id)
-        assert tasks.round_model(desk.ctx, sites[0], desk.round.id).digest == base.digest
+        pointer = tasks.task(desk.ctx, sites[0]).model
+        assert pointer is not None
+        assert pointer.digest == base.digest
         desk.run_round({sites[0]: 5, sites[1]: 6})
         assert [(row.number, row.state) for row in desk.rounds()] == [(1, "done"), (2, "failed"), (3, "done")]
         assert [model.number for model in desk.models()] == [0, 1, 3]
         assert (desk.view.state, desk.view.rounds_done) == ("finished", 2)
-        refused(NotFound, "no-such-model", lambda: tasks.federation_model(desk.ctx, desk.name, 2))
+        refused(NotFound, "no-such-model", lambda: downloads.federation_model(desk.ctx, desk.name, 2))
 
     def test_passes_for_each_federation_by_its_own_plan(self, clean_db: Database) -> None:
         clock = Clock()
@@ -229,7 +228,7 @@ class TestDeadline:
 
 
 class CountingDatabase(Database):
-    """Knows how many write transactions there were."""
+    """Counts write transactions."""
 
     writes = 0
 
@@ -239,7 +238,7 @@ class CountingDatabase(Database):
 
 
 class TestIdling:
-    """The worker looks twice a second: where nothing is due it must not lock anything."""
+    """The worker checks twice a second: while nothing is due it must not lock anything."""
 
     @pytest.fixture
     def desk(self, clean_db: Database) -> Iterator[Desk]:
@@ -251,7 +250,7 @@ class TestIdling:
     def writes_while(desk: Desk, seconds: float) -> int:
         desk.wait(seconds)
         before = desk.db.writes
-        housekeeping.pass_deadlines(desk.ctx)
+        deadlines.enforce_deadlines(desk.ctx)
         return desk.db.writes - before
 
     def test_writes_only_what_is_due(self, desk: Desk) -> None:
@@ -276,212 +275,3 @@ class TestIdling:
             desk.upload(who, seed)
         assert desk.round.state == "aggregating"
         assert self.writes_while(desk, 1000) == 0
-
-
-class TestPause:
-    @pytest.fixture
-    def desk(self, clean_db: Database) -> Desk:
-        return Desk(clean_db, fedavg_plan(min_clients=2))
-
-    @pytest.fixture
-    def sites(self, desk: Desk) -> list[Identity]:
-        return [desk.join("north"), desk.join("south")]
-
-    def test_stops_the_clock_of_the_open_round(self, desk: Desk, sites: list[Identity]) -> None:
-        deadline = desk.round.deadline_at
-        desk.let_pass(20)
-        federations.pause(desk.ctx, OPERATOR, desk.name, "maintenance")
-        assert (desk.view.state, desk.view.reason) == ("paused", "maintenance")
-        assert tasks.task(desk.ctx, sites[0]).action == "paused"
-        desk.let_pass(5000)
-        assert desk.round.state == "open"
-        federations.resume(desk.ctx, OPERATOR, desk.name)
-        assert desk.round.deadline_at == deadline + 5000
-        assert tasks.task(desk.ctx, sites[0]).deadline_s == 40
-        desk.let_pass(39)
-        assert desk.round.state == "open"
-        desk.let_pass(1)
-        assert desk.view.state == "paused"
-
-    def test_takes_uploads_but_opens_no_round(self, desk: Desk, sites: list[Identity]) -> None:
-        bodies = [desk.body(1), desk.body(2)]
-        federations.pause(desk.ctx, OPERATOR, desk.name)
-        desk.wait(1000)
-        desk.put(sites[0], bodies[0])
-        desk.put(sites[1], bodies[1])
-        assert desk.round.state == "aggregating"
-        assert desk.view.waiting_for == "waiting for the aggregation to finish"
-        desk.aggregate()
-        assert (desk.view.state, desk.view.rounds_done, desk.view.round) == ("paused", 1, None)
-        assert desk.bits(1) == mean_bits(bodies)
-        desk.let_pass(10**6)
-        assert desk.view.round is None
-        federations.resume(desk.ctx, OPERATOR, desk.name)
-        assert desk.round.number == 2
-
-    def test_counts_the_pauses_of_a_round_together(self, desk: Desk, sites: list[Identity]) -> None:
-        del sites
-        deadline = desk.round.deadline_at
-        for _ in range(3):
-            federations.pause(desk.ctx, OPERATOR, desk.name)
-            desk.wait(100)
-            federations.pause(desk.ctx, OPERATOR, desk.name)
-            desk.wait(100)
-            federations.resume(desk.ctx, OPERATOR, desk.name)
-            desk.wait(1)
-            federations.resume(desk.ctx, OPERATOR, desk.name)
-        assert desk.round.deadline_at == deadline + 600
-
-    def test_of_a_round_past_its_deadline_ends_it_when_resumed(self, desk: Desk, sites: list[Identity]) -> None:
-        del sites
-        desk.wait(60)
-        federations.pause(desk.ctx, OPERATOR, desk.name)  # before the coordinator looked at the clock
-        desk.wait(60)
-        federations.resume(desk.ctx, OPERATOR, desk.name)
-        assert (desk.view.state, desk.rounds()[0].state) == ("paused", "failed")
-
-    def test_again_keeps_the_first_reason(self, desk: Desk) -> None:
-        federations.pause(desk.ctx, OPERATOR, desk.name, "first")
-        federations.pause(desk.ctx, OPERATOR, desk.name, "second")
-        assert desk.view.reason == "first"
-
-
-class TestCancel:
-    def test_fails_the_open_round_for_good(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, fedavg_plan(min_clients=2))
-        sites = [desk.join("north"), desk.join("south")]
-        desk.run_round({sites[0]: 1, sites[1]: 2})
-        body, round_id = desk.body(3), desk.round.id
-        desk.put(sites[0], body)
-        federations.cancel(desk.ctx, OPERATOR, desk.name)
-        assert (desk.view.state, desk.view.reason) == ("cancelled", "cancelled by the operator")
-        assert (desk.rounds()[1].state, desk.rounds()[1].reason) == ("failed", "cancelled by the operator")
-        desk.let_pass(10**6)
-        desk.aggregate()
-        assert [model.number for model in desk.models()] == [0, 1], "the models stay"
-        assert tasks.task(desk.ctx, sites[0]).action == "cancelled"
-        error = refused(Gone, "round-closed", lambda: put(desk.ctx, sites[1], round_id, body))
-        assert "it failed: cancelled by the operator. The federation is cancelled." in error.message
-
-    def test_stops_an_aggregation_under_way(self, clean_db: Database) -> None:
-        desk = Desk(clean_db)
-        desk.upload(desk.join("north"), 1)
-        federations.cancel(desk.ctx, OPERATOR, desk.name)
-        desk.aggregate()
-        assert [model.number for model in desk.models()] == [0]
-        assert desk.view.state == "cancelled"
-
-
-class TestStates:
-    ACTIONS = (federations.start, federations.pause, federations.resume, federations.cancel)
-
-    def test_each_action_twice_is_once(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, start=False)
-        north = desk.join("north")
-        for action in self.ACTIONS:
-            action(desk.ctx, OPERATOR, desk.name)
-            before = desk.view, len(audit.entries(desk.ctx))
-            desk.wait(1)
-            action(desk.ctx, OPERATOR, desk.name)
-            after = desk.view, len(audit.entries(desk.ctx))
-            assert after[1] == before[1]
-            assert after[0].state_since == before[0].state_since
-        assert [row.number for row in desk.rounds()] == [1]
-        assert tasks.task(desk.ctx, north).action == "cancelled"
-
-    @pytest.mark.parametrize(
-        ("before", "wrong"),
-        [
-            ((), (federations.pause, federations.resume)),
-            ((federations.start, federations.pause), (federations.start,)),
-            ((federations.cancel,), (federations.start, federations.pause, federations.resume)),
-        ],
-    )
-    def test_an_action_in_the_wrong_state_is_a_conflict(
-        self, clean_db: Database, before: tuple[Callable[..., None], ...], wrong: tuple[Callable[..., None], ...]
-    ) -> None:
-        desk = Desk(clean_db, start=False)
-        for action in before:
-            action(desk.ctx, OPERATOR, desk.name)
-        view = desk.view
-        for action in wrong:
-            error = refused(Conflict, "wrong-state", lambda: action(desk.ctx, OPERATOR, desk.name))  # noqa: B023
-            assert f"is {view.state}: it cannot {action.__name__} now" in error.message
-        assert desk.view == view
-
-    def test_a_finished_federation_stays_finished(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, fedavg_plan(count=1))
-        north = desk.join("north")
-        desk.run_round({north: 1})
-        assert (desk.view.state, desk.view.reason) == ("finished", "all 1 rounds are done")
-        assert tasks.task(desk.ctx, north).action == "finished"
-        for action in self.ACTIONS:
-            refused(Conflict, "wrong-state", lambda: action(desk.ctx, OPERATOR, desk.name))  # noqa: B023
-
-    def test_an_unknown_federation_is_not_found(self, clean_db: Database) -> None:
-        ctx = Context(clean_db, Clock())
-        for action in self.ACTIONS:
-            refused(NotFound, "no-such-federation", lambda: action(ctx, OPERATOR, "nowhere"))  # noqa: B023
-        refused(NotFound, "no-such-federation", lambda: federations.show(ctx, "nowhere"))
-
-    def test_a_name_belongs_to_one_federation(self, clean_db: Database) -> None:
-        desk = Desk(clean_db)
-        refused(Conflict, "name-taken", lambda: federations.create(desk.ctx, OPERATOR, desk.plan))
-        assert [view.name for view in federations.list_all(desk.ctx)] == [desk.name]
-
-
-class TestEarlyEnd:
-    def test_at_the_target(self, clean_db: Database) -> None:
-        """The accuracy of a model is known once the round that started from it is over."""
-        desk = Desk(clean_db, fedavg_plan(count=10, min_clients=2, target_accuracy=0.9))
-        sites = [desk.join("north"), desk.join("south")]
-        for number, correct in enumerate([(5, 8), (10, 7), (10, 8)]):
-            for who, right in zip(sites, correct, strict=True):
-                evaluations.submit(desk.ctx, who, number, measured(right))
-            assert desk.view.state == "running"
-            desk.run_round({sites[0]: 2 * number, sites[1]: 2 * number + 1})
-        assert (desk.view.state, desk.view.rounds_done) == ("finished", 3)
-        assert desk.view.reason == "the pooled accuracy 0.9000 reached the target 0.9"
-        assert (desk.view.best_accuracy, desk.view.best_model) == (0.9, 2)
-
-    def test_at_the_target_although_a_round_failed(self, clean_db: Database) -> None:
-        """A failed round leaves a gap in the numbers of the models."""
-        desk = Desk(clean_db, fedavg_plan(count=10, target_accuracy=0.9))
-        north = desk.join("north")
-        desk.run_round({north: 1})
-        desk.let_pass(60)
-        federations.resume(desk.ctx, OPERATOR, desk.name)
-        evaluations.submit(desk.ctx, north, 1, measured(9))
-        desk.run_round({north: 2})
-        assert [model.number for model in desk.models()] == [0, 1, 3]
-        assert (desk.view.state, desk.view.best_model) == ("finished", 1)
-
-    def test_when_patience_is_over(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, fedavg_plan(count=10, patience=2))
-        north = desk.join("north")
-        for number, correct in enumerate([5, 6, 6, 4]):
-            assert desk.view.state == "running"
-            evaluations.submit(desk.ctx, north, number, measured(correct))
-            desk.run_round({north: number})
-        assert (desk.view.state, desk.view.reason) == ("finished", "the accuracy has not improved for 2 rounds")
-        assert (desk.view.best_accuracy, desk.view.best_model) == (0.6, 1)
-
-    def test_the_last_model_is_judged_when_it_was_tested_as_widely_as_the_one_before(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, fedavg_plan(count=2, min_clients=2))
-        sites = [desk.join("north"), desk.join("south")]
-        for number, correct in enumerate([5, 7]):
-            for who in sites:
-                evaluations.submit(desk.ctx, who, number, measured(correct))
-            desk.run_round(dict.fromkeys(sites, number))
-        assert (desk.view.state, desk.view.best_accuracy, desk.view.best_model) == ("finished", 0.7, 1)
-        evaluations.submit(desk.ctx, sites[0], 2, measured(10))  # one site alone, which happens to be the easy one
-        assert (desk.view.best_accuracy, desk.view.best_model) == (0.7, 1)
-        evaluations.submit(desk.ctx, sites[1], 2, measured(6))
-        assert (desk.view.best_accuracy, desk.view.best_model) == (0.8, 2)
-
-    def test_not_while_nobody_has_measured_anything(self, clean_db: Database) -> None:
-        desk = Desk(clean_db, fedavg_plan(count=4, patience=1, target_accuracy=0.1))
-        north = desk.join("north")
-        for seed in range(3):
-            desk.run_round({north: seed})
-        assert (desk.view.state, desk.view.best_accuracy) == ("running", None)

@@ -1,17 +1,17 @@
-"""Parts of stored updates: the right tensors, and no bytes of the others."""
+"""Partial reads of stored updates: the right tensors, and no bytes of the others."""
 
 import torch
 from sqlalchemy import delete, select
+from support.crashes import InterruptibleAggregator
+from support.desk import MEAN_OFFSETS, Desk, aggregate_until_idle
 from support.plans import small_plan, update_tensors
-from support.service import MEAN_OFFSETS, Desk, run_dry
 
-from server.service.aggregation import Aggregator
-from server.service.tensors import load_part, load_tensors
+from server.service.stored_tensors import load_part, load_tensors
 from server.store import blobs
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import BlobChunk, Update
-from shared.methods.base import PERSONAL, SHARED
-from shared.wire import encode
+from shared.tensors.names import PERSONAL, SHARED
+from shared.tensors.wire import encode
 
 LARGE = torch.arange(600_000, dtype=torch.float32)  # more than a chunk
 UPDATE = {
@@ -31,7 +31,7 @@ def chunks(db: Database, blob_id: str) -> list[int]:
 
 
 def lose(db: Database, blob_id: str, starts: list[int]) -> None:
-    """As a disk would."""
+    """Lose chunks, as a failing disk would."""
     with db.write() as session:
         session.execute(delete(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.start.in_(starts)))
 
@@ -59,7 +59,7 @@ def test_chunks_of_other_tensors_are_not_read(clean_db: Database) -> None:
 
 
 def test_a_round_ends_without_reading_the_folded_models_again(clean_db: Database) -> None:
-    """Of each update only the offset is left to read: a round of large models ends soon after the last upload."""
+    """Only the offset of each update remains to be read, so a round of large models ends soon after the last upload."""
     plan = small_plan(
         method=MEAN_OFFSETS, model={"dense_dim": 10_000}, image={"height": 32, "width": 32}, rounds={"min_clients": 2}
     )
@@ -79,7 +79,7 @@ def test_a_round_ends_without_reading_the_folded_models_again(clean_db: Database
             for blob_id in stored:
                 lose(clean_db, blob_id, chunks(clean_db, blob_id)[1:])
 
-    run_dry(Aggregator(desk.ctx, lose_what_was_folded))
+    aggregate_until_idle(InterruptibleAggregator(desk.ctx, lose_what_was_folded))
     assert (desk.view.rounds_done, desk.view.state) == (1, "running")
     private = load_tensors(clean_db, str(desk.models()[-1].private_blob_id))
     assert private["offset.mean"].equal(expected)

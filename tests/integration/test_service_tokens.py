@@ -1,4 +1,4 @@
-"""Joins that are repeated, tokens that are renewed, and invites that an operator takes back."""
+"""Repeated joins, renewed tokens, and revoked invites."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,18 +7,19 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api, problem_of
 from support.coordinator import Site
+from support.databases import new_database
+from support.desk import OPERATOR, Desk, fedavg_plan, refused
 from support.many_rows import statements
 from support.plans import small_plan
-from support.service import OPERATOR, Desk, fedavg_plan, refused
 
 from server.core.errors import Conflict, NotAllowed, NotAuthenticated, NotFound, TooMany
-from server.service import audit, deletion, enrolment, federations, invites, tasks
+from server.service import audit, client_tokens, clients, deletion, enrollment, federations, invites, queries, tasks
 from server.service.context import Actor
-from server.store.session import LOCK, Database
+from server.store.database import LOCK, Database
 from server.store.tables import Client
-from shared.schemas import JoinAnswer, JoinRequest
+from shared.contract.messages import JoinAnswer, JoinRequest
 
 ATTEMPT, ANOTHER = "0a" * 16, "0b" * 16
 PLAN = small_plan(method={"name": "fedavg"})
@@ -32,23 +33,23 @@ def desk(clean_db: Database) -> Desk:
 
 @pytest.fixture
 def invite(desk: Desk) -> str:
-    return enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600).token
+    return invites.create(desk.ctx, OPERATOR, desk.name, 3600).token
 
 
 def join(desk: Desk, invite: str, name: str = "north", attempt: str | None = ATTEMPT, cats: int = 5) -> JoinAnswer:
-    return enrolment.join(desk.ctx, invite, JoinRequest(name=name, class_counts={"cat": cats}, attempt=attempt))
+    return enrollment.join(desk.ctx, invite, JoinRequest(name=name, class_counts={"cat": cats}, attempt=attempt))
 
 
 @contextmanager
 def waiting_for(db: Database, lock: Callable[[Session], object], step: Callable[[], object]) -> Iterator[Session]:
-    """A transaction that has locked something `step` waits for; after its end the step goes on, and may raise."""
+    """Run `step` against a transaction holding a lock it needs; when that ends, the step continues and may raise."""
     waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
     with ThreadPoolExecutor(1) as pool:
         with db.write() as session:
             lock(session)
             session.flush()
             started = pool.submit(step)
-            while not db.is_sqlite and not session.execute(waiting).scalar_one():  # SQLite has one writer at a time
+            while not db.is_sqlite and not session.execute(waiting).scalar_one():  # SQLite allows one writer at a time
                 assert not started.done(), started.result()
             yield session
         started.result()
@@ -61,39 +62,39 @@ def actions(desk: Desk) -> list[str]:
 class TestRepeatedJoin:
     def test_gives_the_same_client_a_fresh_token(self, desk: Desk, invite: str) -> None:
         first = join(desk, invite)
-        assert enrolment.preview(desk.ctx, invite, ATTEMPT).federation == desk.name
-        desk.clock.advance(7200)  # the invite has expired since, but it was used in time
+        assert enrollment.preview(desk.ctx, invite, ATTEMPT).federation == desk.name
+        desk.clock.advance(7200)  # the invite has since expired, but was used in time
         second = join(desk, invite, "north-2", cats=7)
         assert second.client_id == first.client_id
-        refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, first.token))
-        who = enrolment.authenticate(desk.ctx, second.token)
-        view = enrolment.me(desk.ctx, who)
+        refused(NotAuthenticated, "invalid-token", lambda: client_tokens.authenticate(desk.ctx, first.token))
+        who = client_tokens.authenticate(desk.ctx, second.token)
+        view = clients.own_record(desk.ctx, who)
         assert (view.name, view.class_counts) == ("north-2", {"cat": 7, "dog": 0})
-        assert [client.name for client in enrolment.clients_of(desk.ctx, desk.name)] == ["north-2"]
+        assert [client.name for client in clients.clients_of(desk.ctx, desk.name)] == ["north-2"]
         assert [entry.detail for entry in audit.entries(desk.ctx) if entry.action == "client.join"] == [
             f'{{"id": "{first.client_id}"}}',
             f'{{"id": "{first.client_id}", "repeated": true}}',
         ]
 
     def test_of_a_site_that_a_round_waits_for_takes_part_in_it(self, desk: Desk, invite: str) -> None:
-        """The round opened with the first attempt and knows the client by a name that it no longer has."""
+        """The round opened with the first attempt and knows the client by its old name."""
         join(desk, invite, "north")
-        who = enrolment.authenticate(desk.ctx, join(desk, invite, "south", cats=7).token)
+        who = client_tokens.authenticate(desk.ctx, join(desk, invite, "south", cats=7).token)
         assert tasks.task(desk.ctx, who).action == "train"
         desk.run_round({who: 1})
         assert (desk.view.state, desk.view.rounds_done) == ("running", 1)
 
     def test_ends_with_the_first_request_of_the_client(self, desk: Desk, invite: str) -> None:
-        enrolment.authenticate(desk.ctx, join(desk, invite).token)
+        client_tokens.authenticate(desk.ctx, join(desk, invite).token)
         refused(NotAllowed, "invite-used", lambda: join(desk, invite))
-        refused(NotAllowed, "invite-used", lambda: enrolment.preview(desk.ctx, invite, ATTEMPT))
+        refused(NotAllowed, "invite-used", lambda: enrollment.preview(desk.ctx, invite, ATTEMPT))
 
     @pytest.mark.parametrize("attempt", [ANOTHER, None])
     def test_with_another_attempt_is_refused(self, desk: Desk, invite: str, attempt: str | None) -> None:
         token = join(desk, invite).token
         refused(NotAllowed, "invite-used", lambda: join(desk, invite, attempt=attempt))
-        refused(NotAllowed, "invite-used", lambda: enrolment.preview(desk.ctx, invite, attempt))
-        assert enrolment.authenticate(desk.ctx, token).name == "north"
+        refused(NotAllowed, "invite-used", lambda: enrollment.preview(desk.ctx, invite, attempt))
+        assert client_tokens.authenticate(desk.ctx, token).name == "north"
 
     def test_of_an_agent_that_names_no_attempt_is_refused(self, desk: Desk, invite: str) -> None:
         join(desk, invite, attempt=None)
@@ -102,13 +103,13 @@ class TestRepeatedJoin:
 
     def test_of_a_client_that_was_revoked_is_refused(self, desk: Desk, invite: str) -> None:
         join(desk, invite)
-        enrolment.revoke(desk.ctx, OPERATOR, desk.name, "north")
+        clients.revoke(desk.ctx, OPERATOR, desk.name, "north")
         refused(NotAllowed, "invite-used", lambda: join(desk, invite))
 
     def test_is_a_sign_of_life(self, clean_db: Database) -> None:
-        """A site that repeats its join after a day is there, so that a round may begin with it."""
+        """A site that repeats its join after a day counts as present, so a round may start with it."""
         desk = Desk(clean_db, fedavg_plan(min_clients=2), polling=False)
-        invite = enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600).token
+        invite = invites.create(desk.ctx, OPERATOR, desk.name, 3600).token
         join(desk, invite)
         desk.wait(86400)
         join(desk, invite)
@@ -116,21 +117,21 @@ class TestRepeatedJoin:
         assert desk.round.participants == 2
 
     def test_waits_for_the_federation_before_its_client(self, desk: Desk, invite: str) -> None:
-        """In the order of a revocation, or the two would lock each other out."""
+        """Locks are taken in the same order as by a revocation, or the two would deadlock."""
         client_id = join(desk, invite).client_id
 
         def lock(session: Session) -> None:
-            federations.load(session, desk.name, lock=True)
+            queries.load_federation(session, desk.name, lock=True)
 
         with (
-            pytest.raises(NotAllowed, match="used already"),
+            pytest.raises(NotAllowed, match="already been used"),
             waiting_for(desk.db, lock, lambda: join(desk, invite)) as session,
         ):
             session.get_one(Client, client_id, with_for_update=LOCK).state = "revoked"
 
     def test_of_a_federation_that_is_being_deleted_is_refused(self, desk: Desk, invite: str) -> None:
         def delete(session: Session) -> None:
-            federations.load(session, desk.name, lock=True).deleted_at = desk.clock()
+            queries.load_federation(session, desk.name, lock=True).deleted_at = desk.clock()
 
         with (
             pytest.raises(NotAuthenticated, match="invite is not valid"),
@@ -141,9 +142,9 @@ class TestRepeatedJoin:
 
     def test_costs_the_requests_that_follow_no_write(self, desk: Desk, invite: str) -> None:
         token = join(desk, invite).token
-        enrolment.authenticate(desk.ctx, token)
+        client_tokens.authenticate(desk.ctx, token)
         with statements(desk.db) as seen:
-            enrolment.authenticate(desk.ctx, token)
+            client_tokens.authenticate(desk.ctx, token)
         assert [statement.split()[0] for statement in seen] == ["SELECT"]
 
 
@@ -153,67 +154,67 @@ class TestRenewedToken:
         return join(desk, invite).token
 
     def test_ends_the_old_one_when_it_is_first_used(self, desk: Desk, old: str) -> None:
-        who = enrolment.authenticate(desk.ctx, old)
-        new = enrolment.renew(desk.ctx, who, SITE).token
-        assert enrolment.authenticate(desk.ctx, old) == who, "the answer may have been lost"
-        assert enrolment.authenticate(desk.ctx, new) == who
-        refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, old))
-        assert enrolment.authenticate(desk.ctx, new) == who
+        who = client_tokens.authenticate(desk.ctx, old)
+        new = client_tokens.renew(desk.ctx, who, SITE).token
+        assert client_tokens.authenticate(desk.ctx, old) == who, "the answer may have been lost"
+        assert client_tokens.authenticate(desk.ctx, new) == who
+        refused(NotAuthenticated, "invalid-token", lambda: client_tokens.authenticate(desk.ctx, old))
+        assert client_tokens.authenticate(desk.ctx, new) == who
         assert actions(desk)[-2:] == ["client.renew", "client.renewed"]
 
     def test_is_replaced_by_the_next_one(self, desk: Desk, old: str) -> None:
-        who = enrolment.authenticate(desk.ctx, old)
-        lost = enrolment.renew(desk.ctx, who, SITE).token
-        new = enrolment.renew(desk.ctx, who, SITE).token
-        refused(NotAuthenticated, "invalid-token", lambda: enrolment.authenticate(desk.ctx, lost))
-        assert enrolment.authenticate(desk.ctx, new) == who
+        who = client_tokens.authenticate(desk.ctx, old)
+        lost = client_tokens.renew(desk.ctx, who, SITE).token
+        new = client_tokens.renew(desk.ctx, who, SITE).token
+        refused(NotAuthenticated, "invalid-token", lambda: client_tokens.authenticate(desk.ctx, lost))
+        assert client_tokens.authenticate(desk.ctx, new) == who
 
     def test_interrupts_no_request_under_way(self, desk: Desk, old: str) -> None:
-        """An upload that began with the old token is still the same client's."""
-        who = enrolment.authenticate(desk.ctx, old)
-        enrolment.authenticate(desk.ctx, enrolment.renew(desk.ctx, who, SITE).token)
+        """An upload that started with the old token still belongs to the same client."""
+        who = client_tokens.authenticate(desk.ctx, old)
+        client_tokens.authenticate(desk.ctx, client_tokens.renew(desk.ctx, who, SITE).token)
         assert tasks.task(desk.ctx, who).action == "train"
         desk.upload(who, 1)
 
-    def test_is_worthless_after_a_rotation(self, desk: Desk, old: str) -> None:
-        who = enrolment.authenticate(desk.ctx, old)
-        pending = enrolment.renew(desk.ctx, who, SITE).token
-        enrolment.rotate(desk.ctx, OPERATOR, desk.name, "north")
+    def test_is_invalid_after_a_rotation(self, desk: Desk, old: str) -> None:
+        who = client_tokens.authenticate(desk.ctx, old)
+        pending = client_tokens.renew(desk.ctx, who, SITE).token
+        client_tokens.rotate(desk.ctx, OPERATOR, desk.name, "north")
         for token in (old, pending):
-            refused(NotAuthenticated, "invalid-token", lambda tried=token: enrolment.authenticate(desk.ctx, tried))
-        refused(NotAuthenticated, "invalid-token", lambda: enrolment.renew(desk.ctx, who, SITE))
+            refused(NotAuthenticated, "invalid-token", lambda tried=token: client_tokens.authenticate(desk.ctx, tried))
+        refused(NotAuthenticated, "invalid-token", lambda: client_tokens.renew(desk.ctx, who, SITE))
 
     def test_is_refused_while_the_operator_rotates_the_old_one(self, desk: Desk, old: str) -> None:
-        """Else whoever has stolen the old one could keep access."""
-        who = enrolment.authenticate(desk.ctx, old)
+        """Otherwise a thief of the old token could keep access."""
+        who = client_tokens.authenticate(desk.ctx, old)
 
         def rotate(session: Session) -> None:
             session.get_one(Client, who.client_id, with_for_update=LOCK).token_generation += 1
 
         with (
             pytest.raises(NotAuthenticated),
-            waiting_for(desk.db, rotate, lambda: enrolment.renew(desk.ctx, who, SITE)),
+            waiting_for(desk.db, rotate, lambda: client_tokens.renew(desk.ctx, who, SITE)),
         ):
             pass
 
     def test_is_not_used_up_by_somebody_without_the_certificate(self, desk: Desk, old: str) -> None:
-        who = enrolment.authenticate(desk.ctx, old, certificate="ab" * 32)
-        new = enrolment.renew(desk.ctx, who, SITE).token
-        refused(NotAllowed, "wrong-certificate", lambda: enrolment.authenticate(desk.ctx, new, "cd" * 32))
-        refused(NotAllowed, "wrong-certificate", lambda: enrolment.authenticate(desk.ctx, new))
-        assert enrolment.authenticate(desk.ctx, old, "ab" * 32) == who
+        who = client_tokens.authenticate(desk.ctx, old, certificate="ab" * 32)
+        new = client_tokens.renew(desk.ctx, who, SITE).token
+        refused(NotAllowed, "wrong-certificate", lambda: client_tokens.authenticate(desk.ctx, new, "cd" * 32))
+        refused(NotAllowed, "wrong-certificate", lambda: client_tokens.authenticate(desk.ctx, new))
+        assert client_tokens.authenticate(desk.ctx, old, "ab" * 32) == who
 
     def test_is_not_given_without_bound(self, desk: Desk, old: str) -> None:
-        who = enrolment.authenticate(desk.ctx, old)
-        for _ in range(enrolment.CHANGES_PER_HOUR):
-            enrolment.renew(desk.ctx, who, SITE)
-        refused(TooMany, "too-many-changes", lambda: enrolment.renew(desk.ctx, who, SITE))
+        who = client_tokens.authenticate(desk.ctx, old)
+        for _ in range(audit.CHANGES_PER_HOUR):
+            client_tokens.renew(desk.ctx, who, SITE)
+        refused(TooMany, "too-many-changes", lambda: client_tokens.renew(desk.ctx, who, SITE))
 
 
 class TestInvites:
     def test_are_listed_with_what_became_of_them(self, desk: Desk) -> None:
         used, gone, expired, still_open = (
-            enrolment.invite(desk.ctx, OPERATOR, desk.name, hours * 3600, note)
+            invites.create(desk.ctx, OPERATOR, desk.name, hours * 3600, note)
             for hours, note in ((9, "north hospital"), (9, ""), (1, ""), (9, "for later"))
         )
         join(desk, used.token)
@@ -228,10 +229,10 @@ class TestInvites:
         }
 
     def test_that_are_revoked_let_nobody_in(self, desk: Desk) -> None:
-        made = enrolment.invite(desk.ctx, OPERATOR, desk.name, 3600)
+        made = invites.create(desk.ctx, OPERATOR, desk.name, 3600)
         for _ in range(2):
             invites.revoke(desk.ctx, OPERATOR, desk.name, made.id)
-        for step in (lambda: enrolment.preview(desk.ctx, made.token), lambda: join(desk, made.token)):
+        for step in (lambda: enrollment.preview(desk.ctx, made.token), lambda: join(desk, made.token)):
             refused(NotAllowed, "invite-revoked", step)
         assert actions(desk).count("invite.revoke") == 1
 
@@ -243,7 +244,7 @@ class TestInvites:
 
     def test_of_another_federation_are_not_found(self, desk: Desk) -> None:
         federations.create(desk.ctx, OPERATOR, fedavg_plan("birds"))
-        made = enrolment.invite(desk.ctx, OPERATOR, "birds", 3600)
+        made = invites.create(desk.ctx, OPERATOR, "birds", 3600)
         refused(NotFound, "no-such-invite", lambda: invites.revoke(desk.ctx, OPERATOR, desk.name, made.id))
 
 
@@ -266,7 +267,7 @@ class TestApi:
         assert api.call("GET", "/v1/me", answers[0].json()["token"]).status_code == 401
         assert api.call("GET", "/v1/me", answers[1].json()["token"]).status_code == 200
         again = api.call("POST", "/v1/join", invite["token"], json=body)
-        assert (again.status_code, again.json()["code"]) == (403, "invite-used")
+        assert problem_of(again) == (403, "invite-used")
         assert api.call("POST", "/v1/join", invite["token"], json=body | {"attempt": "short"}).status_code == 403
 
     def test_a_client_renews_its_token(self, api: Api) -> None:

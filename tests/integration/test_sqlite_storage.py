@@ -1,4 +1,4 @@
-"""The embedded database: what is acknowledged is on the disk, its files are private, its log does not grow for ever."""
+"""The embedded database: acknowledged writes are durable, files are private, the log stays bounded."""
 
 import os
 import stat
@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from server.store import blobs, sqlite
+from server.store.database import Database, DatabaseError
 from server.store.schema import upgrade
-from server.store.session import Database, DatabaseError
 
 MIB = 1024 * 1024
 
@@ -41,7 +41,7 @@ def umask(mask: int) -> Iterator[None]:
 
 class TestAcknowledged:
     def test_means_synced_on_every_connection(self, db: Database) -> None:
-        """2 is FULL: the log is synced before COMMIT returns. With NORMAL it is not, and a power cut takes it back."""
+        """2 is FULL: the log is synced before COMMIT returns. With NORMAL a power cut could undo the commit."""
         with ExitStack() as stack:
             sessions = [stack.enter_context(db.read()) for _ in range(8)]
             found = {session.execute(text("PRAGMA synchronous")).scalar_one() for session in sessions}
@@ -58,7 +58,7 @@ class TestFiles:
         with umask(0):
             db = Database(f"sqlite:///{folder / 'coordinator.db'}")
             upgrade(db)
-            with db.read() as session:  # a connection that keeps the files beside it alive
+            with db.read() as session:  # an open connection keeps the -wal and -shm files
                 session.execute(text("SELECT count(*) FROM federations"))
                 assert modes(folder) == dict.fromkeys(
                     ["coordinator.db", "coordinator.db-wal", "coordinator.db-shm"], 0o600
@@ -68,11 +68,11 @@ class TestFiles:
     def test_of_an_older_release_are_closed_to_others(self, db: Database, caplog: pytest.LogCaptureFixture) -> None:
         with db.read() as session:
             session.execute(text("SELECT count(*) FROM federations"))
-            for file in (db.file, *sqlite.beside(db.file)):
+            for file in (db.file, *sqlite.wal_files(db.file)):
                 file.chmod(0o644)
             Database(f"sqlite:///{db.file}").close()
             assert set(modes(db.file.parent).values()) == {0o600}
-        assert "coordinator.db was open to others (mode 644); changed to 600" in caplog.text
+        assert "coordinator.db was accessible to other users (mode 644); changed to 600" in caplog.text
 
     def test_do_not_include_a_folder_that_was_named_by_mistake(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
@@ -80,14 +80,14 @@ class TestFiles:
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
     def test_that_cannot_be_created_are_an_error_with_a_next_step(self, tmp_path: Path) -> None:
-        with pytest.raises(DatabaseError, match="cannot be created: File name too long") as caught:
+        with pytest.raises(DatabaseError, match=r"Cannot create .*: File name too long") as caught:
             Database(f"sqlite:///{tmp_path / ('x' * 300)}")
         assert caught.value.next_step == "Choose another --data-dir or --db."
 
 
 class TestLog:
     def test_stays_small_next_to_downloads(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Downloads overlap, so somebody always reads: without TRUNCATE the log would hold all of the 15 MiB."""
+        """Overlapping downloads mean there is always a reader: without TRUNCATE the log would hold all 15 MiB."""
         monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", MIB)
         monkeypatch.setattr(blobs, "CHUNK_BYTES", MIB // 4)
         downloaded = blobs.store(db, os.urandom(MIB))

@@ -1,11 +1,9 @@
-"""Whatever sites, operators, clocks and crashes do, in any order: no update is lost, none counts twice."""
+"""Whatever sites, operators, clocks and crashes do, in any order: no update is lost, and none counts twice."""
 
 import itertools
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import Phase, seed, settings
@@ -19,86 +17,27 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select
 from support.databases import empty_postgres
-from support.plans import update_body
-from support.service import OPERATOR, Clock, Desk, fedavg_plan, mean_bits, put, run_dry, unreferenced_blobs
+from support.desk import OPERATOR, Desk, aggregate_until_idle, fedavg_plan, mean_bits, unreferenced_blobs
+from support.random_histories import NAMES, RULES, World
 
-from server.core.errors import Conflict, Gone, NotAllowed
-from server.service import enrolment, federations, housekeeping
-from server.service.aggregation import LEASE_S, Aggregator
-from server.service.cleaning import Cleaner, Retention
-from server.service.context import Context
-from server.service.enrolment import Identity
-from server.service.housekeeping import Heartbeats
-from server.service.progress import waiting_for
-from server.service.resumable_uploads import UploadPart, status
-from server.service.uploads import Upload
+from server.service import federations
+from server.service.aggregation import LEASE_S
+from server.service.cleaning import Cleaner
+from server.service.retention import Retention
+from server.service.transitions import waiting_for
 from server.service.uptime import uptime
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Absence, Blob, Federation, Model, Participant, Round, Update
-from shared.schemas import JoinRequest, StatusReport, UpdateReceipt
-from shared.wire import digest
 
-STAGES = ("before-fold", "after-fold", "before-store", "before-publish", "after-publish")
-NAMES = ("east", "north", "south", "west")
-RULES = {
-    "count": 3,
-    "min_clients": 2,
-    "deadline_s": 60,
-    "upload_idle_s": 20,
-    "upload_grace_s": 40,
-    "join_deadline_s": 300,
-    "absent_after_s": 120,
-}
-BODIES = [update_body(fedavg_plan(), {}, seed) for seed in range(40)]
-RETENTION = Retention(resumable_s=100, torn_s=50, garbage_s=200)
-SECONDS = st.sampled_from([1, 19, LEASE_S + 1, 61, 130, 301])
-PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # to explain a failure would take minutes
-Draw = Callable[[st.SearchStrategy[Any]], Any]
+PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # explaining a failure would take minutes
 
 
-class Killed(BaseException):
-    """kill -9."""
-
-
-@dataclass
-class Site:
-    """What a site knows of itself, and what the test knows of it."""
-
-    name: str
-    token: str
-    active: bool = True
-
-
-@dataclass
-class Process:
-    """A coordinator process: its worker, and the PUTs that it is receiving."""
-
-    ctx: Context
-    worker: Aggregator = field(init=False)
-    puts: list[tuple[Upload, bytes, tuple[int, str]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.worker = Aggregator(self.ctx)
-
-
-class Coordinator(RuleBasedStateMachine):
-    """A federation, two processes that serve it, and four sites."""
+class CoordinatorMachine(World, RuleBasedStateMachine):
+    """Lets random events happen, and checks after each of them what must always hold."""
 
     def __init__(self, new_database: Callable[[], Database]) -> None:
-        super().__init__()
-        self.db, self.clock = new_database(), Clock()
-        self.processes = [Process(Context(self.db, self.clock)) for _ in range(2)]
-        self.sites: list[Site] = []
-        self.accepted: dict[tuple[int, str], tuple[UpdateReceipt, bytes]] = {}  # by round and client
-        self.parts: dict[tuple[int, str], int] = {}  # bytes of resumable uploads
-        self.models: dict[int, str] = {}  # digests of published blobs that have been checked
-        self.failed: set[int] = set()
-        self.crashes = 0
-        self.seeds = itertools.count()
-
-    @property
-    def ctx(self) -> Context:
-        return self.processes[0].ctx
+        World.__init__(self, new_database)
+        RuleBasedStateMachine.__init__(self)
 
     @initialize(
         quorum=st.sampled_from([0.5, 1.0]), share=st.sampled_from([0.6, 1.0]), early=st.sampled_from([3, 2, 4, 0])
@@ -107,10 +46,10 @@ class Coordinator(RuleBasedStateMachine):
         self.plan = fedavg_plan(**RULES, quorum=quorum, sample_fraction=share)
         self.desk = Desk(self.db, self.plan, self.clock)
         for name in NAMES[:early]:
-            self.enrol(name)
+            self.enroll(name)
 
-    # Hypothesis would switch off a random half of many rules for each example, and few of them would get anywhere
-    # without the other half. So there is one rule, and the weights are here.
+    # Given many rules, Hypothesis would disable a random half of them in each example, and few examples would get
+    # anywhere. So there is one rule, with weights here.
     EVENTS = (
         *["everybody_uploads"] * 4,
         *["upload"] * 4,
@@ -132,254 +71,7 @@ class Coordinator(RuleBasedStateMachine):
     def happens(self, event: str, data: st.DataObject) -> None:
         getattr(self, event)(data.draw)
 
-    # What the test may look up: the state of the database, never of the program.
-
-    def federation(self) -> Federation:
-        with self.db.read() as session:
-            return session.execute(select(Federation)).scalar_one()
-
-    def latest_round(self) -> Round | None:
-        rounds = self.desk.rounds()
-        return rounds[-1] if rounds else None
-
-    def has_ended(self) -> bool:
-        return self.federation().state in ("finished", "cancelled")
-
-    def authenticate(self, site: Site) -> Identity | None:
-        if site.active:
-            return enrolment.authenticate(self.ctx, site.token)
-        with pytest.raises(NotAllowed):
-            enrolment.authenticate(self.ctx, site.token)
-        return None
-
-    def takes_part(self, round_: Round, who: Identity) -> bool:
-        with self.db.read() as session:
-            return session.get(Participant, (round_.id, who.client_id)) is not None
-
-    def next_body(self) -> bytes:
-        return BODIES[next(self.seeds) % len(BODIES)]
-
-    # Sites.
-
-    def join(self, draw: Draw) -> None:
-        self.enrol(draw(st.sampled_from(NAMES)))
-
-    def enrol(self, name: str) -> None:
-        if self.has_ended():
-            with pytest.raises(Conflict, match=r"is (finished|cancelled)"):
-                enrolment.invite(self.ctx, OPERATOR, self.plan.name, 60)
-            return
-        token = enrolment.invite(self.ctx, OPERATOR, self.plan.name, 60).token
-        request = JoinRequest(name=name, class_counts={"cat": 1})
-        if any(site.name == name and site.active for site in self.sites):
-            with pytest.raises(Conflict, match="is called"):
-                enrolment.join(self.ctx, token, request)
-        else:
-            self.sites.append(Site(name, enrolment.join(self.ctx, token, request).token))
-
-    def candidate(self, draw: Draw) -> tuple[Round, Identity] | None:
-        """A site that may upload to the latest round."""
-        return self.part_of(draw(st.sampled_from(self.sites))) if self.sites else None
-
-    def part_of(self, site: Site) -> tuple[Round, Identity] | None:
-        """The site's part in the latest round, unless it has uploaded; without a part it is refused at once."""
-        round_ = self.latest_round()
-        if round_ is None:
-            return None
-        who = self.authenticate(site)
-        if who is None or (round_.id, who.client_id) in self.accepted:
-            return None
-        if self.takes_part(round_, who):
-            return round_, who
-        with pytest.raises(NotAllowed, match="was not chosen"):
-            Upload(self.ctx, who, round_.id, None, None)
-        return None
-
-    def upload(self, draw: Draw) -> None:
-        self.put(self.candidate(draw), self.process(draw))
-
-    def put(self, part: tuple[Round, Identity] | None, process: Process) -> None:
-        if part is None:
-            return
-        (round_, who), body = part, self.next_body()
-        if round_.state != "open":
-            with pytest.raises(Gone, match="takes no more updates"):
-                put(process.ctx, who, round_.id, body)
-            return
-        self.accept(round_.id, who, put(process.ctx, who, round_.id, body), body)
-
-    def everybody_uploads(self, draw: Draw) -> None:
-        process = self.process(draw)
-        for site in list(self.sites):
-            self.put(self.part_of(site), process)
-
-    def process(self, draw: Draw) -> Process:
-        return draw(st.sampled_from(self.processes))
-
-    def accept(self, round_id: int, who: Identity, receipt: UpdateReceipt, body: bytes) -> None:
-        key = round_id, who.client_id
-        assert key not in self.accepted
-        assert (receipt.digest, receipt.size_bytes) == (digest(body), len(body))
-        self.accepted[key] = receipt, body
-        self.parts.pop(key, None)
-
-    def upload_again(self, draw: Draw) -> None:
-        if self.accepted:
-            (round_id, client_id), (receipt, body) = draw(st.sampled_from(list(self.accepted.items())))
-            assert put(self.ctx, self.identity(client_id), round_id, body) == receipt
-
-    def upload_something_else(self, draw: Draw) -> None:
-        if self.accepted:
-            (round_id, client_id), (_, body) = draw(st.sampled_from(list(self.accepted.items())))
-            other = BODIES[(BODIES.index(body) + 1) % len(BODIES)]
-            with pytest.raises(Conflict, match="was accepted"):
-                put(self.ctx, self.identity(client_id), round_id, other)
-
-    def identity(self, client_id: str) -> Identity:
-        return Identity(client_id, "", self.federation().id, self.plan.name)
-
-    def upload_part(self, draw: Draw) -> None:
-        found, share = self.candidate(draw), draw(st.sampled_from([0.1, 0.5, 1.0]))
-        if found is None or found[0].state != "open":
-            return
-        round_, who = found
-        key, body = (round_.id, who.client_id), BODIES[round_.number]
-        begin = status(self.ctx, who, round_.id).offset_bytes
-        assert begin == self.parts.get(key, 0)
-        part = UploadPart(self.ctx, who, round_.id, begin, len(body), digest(body))
-        end = min(len(body), begin + int(len(body) * share) + 1)
-        part.feed(body[begin:end])
-        self.parts[key] = end
-        result = part.finish()
-        if isinstance(result, UpdateReceipt):
-            assert end == len(body)
-            self.accept(round_.id, who, result, body)
-
-    def begin_put(self, draw: Draw) -> None:
-        """Its bytes come, but its end does not come yet."""
-        found, process, body = self.candidate(draw), self.process(draw), self.next_body()
-        if found is not None and found[0].state == "open":
-            round_, who = found
-            upload = Upload(process.ctx, who, round_.id, None, len(body))
-            upload.feed(body)
-            self.parts.pop((round_.id, who.client_id), None)
-            process.puts.append((upload, body, (round_.id, who.client_id)))
-
-    def end_put(self, draw: Draw) -> None:
-        """The end of a PUT that began some steps ago: accepted, overtaken by events, or torn."""
-        under_way = [(process, entry) for process in self.processes for entry in process.puts]
-        if not under_way:
-            return
-        process, entry = draw(st.sampled_from(under_way))
-        process.puts.remove(entry)
-        upload, body, key = entry
-        if draw(st.sampled_from([False, False, False, True])):
-            upload.abandon()
-            return
-        try:
-            receipt = upload.finish()
-        except (Conflict, Gone, NotAllowed):
-            upload.abandon()
-            return
-        if key in self.accepted:  # another request of this site was faster
-            assert self.accepted[key][0] == receipt
-        else:
-            self.accept(key[0], self.identity(key[1]), receipt, body)
-
-    def leave(self, draw: Draw) -> None:
-        present = [site for site in self.sites if site.active]
-        if present:
-            site = draw(st.sampled_from(present))
-            enrolment.leave(self.ctx, enrolment.authenticate(self.ctx, site.token), OPERATOR)
-            site.active = False
-
-    def revoke(self, draw: Draw) -> None:
-        if self.sites:
-            name = draw(st.sampled_from(self.sites)).name
-            enrolment.revoke(self.ctx, OPERATOR, self.plan.name, name)
-            for site in self.sites:
-                site.active &= site.name != name
-
-    # The operator.
-
-    def pause(self, _draw: Draw) -> None:
-        self.operate(federations.pause)
-
-    def resume(self, _draw: Draw) -> None:
-        self.operate(federations.resume)
-
-    def operate(self, action: Callable[..., None]) -> None:
-        if self.has_ended():
-            with pytest.raises(Conflict, match="it cannot"):
-                action(self.ctx, OPERATOR, self.plan.name)
-        else:
-            action(self.ctx, OPERATOR, self.plan.name)
-
-    def cancel(self, draw: Draw) -> None:
-        if draw(st.sampled_from(range(12))) == 11 and not self.has_ended():  # rarely: nothing comes after it
-            federations.cancel(self.ctx, OPERATOR, self.plan.name)
-
-    # Time, work and crashes.
-
-    def time_passes(self, draw: Draw) -> None:
-        self.desk.wait(draw(SECONDS))
-        housekeeping.pass_deadlines(self.process(draw).ctx)
-
-    def somebody_falls_silent(self, draw: Draw) -> None:
-        """Time passes while some agents report, some poll and some are dead; the dead may still upload later."""
-        beats, active = Heartbeats(), [site for site in self.sites if site.active]
-        for site in draw(st.lists(st.sampled_from(active), max_size=4)) if active else []:
-            who = enrolment.authenticate(self.ctx, site.token)
-            if draw(st.booleans()):
-                beats.note_report(who.client_id, self.clock(), StatusReport(activity="training"))
-            else:
-                beats.note(who.client_id, self.clock(), can_report=draw(st.booleans()))
-        beats.flush(self.process(draw).ctx)
-        self.desk.polling = False
-        self.desk.wait(draw(SECONDS))
-        self.desk.polling = True
-        housekeeping.pass_deadlines(self.process(draw).ctx)
-
-    def time_passes_unnoticed(self, draw: Draw) -> None:
-        self.desk.wait(draw(SECONDS))
-
-    def clock_jumps(self, draw: Draw) -> None:
-        """Somebody sets the clock of the machine; nothing follows from it."""
-        self.clock.jump(draw(st.sampled_from([-86400.0, 86400.0])))
-
-    def work_a_step(self, draw: Draw) -> None:
-        self.process(draw).worker.step()
-
-    def work(self, draw: Draw) -> None:
-        run_dry(self.process(draw).worker)
-
-    def crash(self, draw: Draw) -> None:
-        """A process dies at some stage of its work, or while it has none, and is started again."""
-        place, stage = draw(st.sampled_from([0, 1])), draw(st.sampled_from(STAGES))
-
-        def hook(reached: str) -> None:
-            if reached == stage:
-                raise Killed
-
-        try:
-            run_dry(Aggregator(self.processes[place].ctx, hook))
-        except Killed:
-            self.crashes += 1
-        self.processes[place] = Process(Context(self.db, self.clock))
-
-    def clean(self, draw: Draw) -> None:
-        keep = draw(st.integers(0, 2))
-        Cleaner(self.process(draw).ctx, replace(RETENTION, keep_round_uploads=keep)).clean()
-        for round_id, client_id in list(self.parts):
-            try:
-                kept = status(self.ctx, self.identity(client_id), round_id).offset_bytes
-            except Gone:
-                kept = 0
-            assert kept in (0, self.parts[round_id, client_id])
-            if not kept:
-                del self.parts[round_id, client_id]
-
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -415,7 +107,7 @@ class Coordinator(RuleBasedStateMachine):
             assert unreferenced_blobs(self.db) == set()
 
     def check_model(self, round_: Round, blob_digest: str) -> None:
-        """The plain mean of the updates that were accepted for the round, published once and never touched again."""
+        """Check that the model is the plain mean of the accepted updates and has never changed."""
         if round_.number not in self.models:
             bodies = [body for (round_id, _), (_, body) in self.accepted.items() if round_id == round_.id]
             assert self.desk.bits(round_.number) == mean_bits(bodies)
@@ -439,16 +131,16 @@ class Coordinator(RuleBasedStateMachine):
             assert round_.reason in federation.reason
 
     def check_due(self, federation: Federation) -> None:
-        """A running federation says what it waits for, unless its time is over and nobody has looked yet."""
+        """Check that a running federation that is not waiting for anything is due."""
         with self.db.read() as session:
             now = uptime(session)
             assert federation.due_uptime is not None
-            look_at = federation.look_uptime
-            is_planned = look_at is not None and look_at <= now + self.plan.rounds.absent_after_s
+            recheck_at = federation.look_uptime
+            is_planned = recheck_at is not None and recheck_at <= now + self.plan.rounds.absent_after_s
             assert federation.due_uptime <= now or is_planned
 
     def teardown(self) -> None:
-        """However it went, it goes on from there: a federation that has not ended can still be brought to its end."""
+        """Check that a federation can still be completed, whatever has happened to it."""
         try:
             if hasattr(self, "desk"):
                 self.bring_to_an_end()
@@ -458,10 +150,10 @@ class Coordinator(RuleBasedStateMachine):
     def bring_to_an_end(self) -> None:
         for name in NAMES:
             if not any(site.name == name and site.active for site in self.sites):
-                self.enrol(name)
+                self.enroll(name)
         for _ in range(3 * self.plan.rounds.count):
             self.desk.wait(LEASE_S + 1)
-            run_dry(self.processes[0].worker)
+            aggregate_until_idle(self.processes[0].worker)
             self.everything_adds_up()
             if self.has_ended():
                 break
@@ -475,14 +167,14 @@ class Coordinator(RuleBasedStateMachine):
 
 
 def run(new_database: Callable[[], Database], chance: int, examples: int, steps: int) -> None:
-    """Several short runs with their own seeds: in one long run Hypothesis varies a few examples again and again."""
-    machine = seed(chance)(lambda: Coordinator(new_database))
+    """Run a few examples with their own seed: in one long run Hypothesis keeps varying the same few examples."""
+    machine = seed(chance)(lambda: CoordinatorMachine(new_database))
     chosen = settings(max_examples=examples, stateful_step_count=steps, phases=PHASES)
     run_state_machine_as_test(machine, settings=chosen)
 
 
 @pytest.mark.parametrize("chance", range(4))
-def test_on_sqlite(sqlite_template: Path, tmp_path: Path, chance: int) -> None:
+def test_invariants_hold_in_random_histories_on_sqlite(sqlite_template: Path, tmp_path: Path, chance: int) -> None:
     numbers = itertools.count()
 
     def new_database() -> Database:
@@ -491,7 +183,7 @@ def test_on_sqlite(sqlite_template: Path, tmp_path: Path, chance: int) -> None:
     run(new_database, chance, examples=5, steps=40)
 
 
-def test_on_postgresql(reused_postgres_url: str) -> None:
+def test_invariants_hold_in_random_histories_on_postgresql(reused_postgres_url: str) -> None:
     def new_database() -> Database:
         empty_postgres(reused_postgres_url)
         return Database(reused_postgres_url)

@@ -1,4 +1,4 @@
-"""Connections end whatever bytes they carry, in whatever order, and the server logs no error about them."""
+"""Connections end, whatever bytes they carry, and cause no logged error."""
 
 import logging
 from collections.abc import Iterator
@@ -7,11 +7,12 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.api import RawConnection, SocketApi, new_database
+from support.api import SocketApi
 from support.coordinator import ADMIN_TOKEN
-from support.sockets import read_to_end
+from support.databases import new_database
+from support.sockets import RawConnection, read_to_end
 
-from shared.http.protocol import Protocol
+from shared.http.server_protocol import Protocol
 
 ADMIN = f"Authorization: Bearer {ADMIN_TOKEN}\r\n"
 HEADS = [
@@ -52,7 +53,9 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fragments=st.lists(FRAGMENTS, max_size=5))
-def test_any_bytes(api: SocketApi, caplog: pytest.LogCaptureFixture, fragments: list[str]) -> None:
+def test_arbitrary_bytes_never_cause_a_logged_error(
+    api: SocketApi, caplog: pytest.LogCaptureFixture, fragments: list[str]
+) -> None:
     caplog.clear()
     with RawConnection(api.url) as connection:
         with suppress(ConnectionError):

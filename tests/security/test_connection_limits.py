@@ -1,4 +1,4 @@
-"""Connections have a limit in total and per address, so that one peer can neither use up files nor lock others out."""
+"""Limits on connections, in total and per address: one peer can neither exhaust files nor lock others out."""
 
 import resource
 from collections.abc import Iterator
@@ -9,14 +9,13 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-from support.api import RawConnection
 from support.coordinator import ADMIN_TOKEN, running
-from support.sockets import serving
+from support.sockets import RawConnection, serving
 
-from server.serve import connection_limits
-from server.settings import Settings
+from server.http.serve import connection_limits
+from server.service.settings import Settings
+from shared.contract.errors import DistransError
 from shared.http.listener import Listener
-from shared.problems import DistransError
 
 
 async def hello(_scope: Any, _receive: Any, send: Any) -> None:
@@ -25,7 +24,7 @@ async def hello(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 def is_refused(connection: RawConnection) -> bool:
-    """Whether the server has closed the connection without a word."""
+    """Return whether the server closed the connection without a response."""
     try:
         return connection.socket.recv(1) == b""
     except ConnectionResetError:
@@ -47,15 +46,15 @@ def silent(url: str, number: int) -> Iterator[list[RawConnection]]:
         yield [stack.enter_context(RawConnection(url)) for _ in range(number)]
 
 
-def test_the_total() -> None:
+def test_connections_over_the_total_are_refused_until_others_close() -> None:
     with serving(hello, lambda listening: Listener(listening, total=3, per_address=0)) as url:
         with silent(url, 3):
             assert not is_served(url)
-        while not is_served(url):  # until the server has noticed that they are gone
+        while not is_served(url):  # until the server notices that they are gone
             pass
 
 
-def test_one_address_and_proxies_that_speak_for_many() -> None:
+def test_the_limit_per_address_exempts_trusted_proxies() -> None:
     with serving(hello, lambda listening: Listener(listening, total=0, per_address=3)) as url, silent(url, 3):
         assert not is_served(url)
     proxies = ["127.0.0.0/8"]
@@ -66,7 +65,7 @@ def test_one_address_and_proxies_that_speak_for_many() -> None:
         assert is_served(url)
 
 
-def test_connections_that_never_finish_their_tls_handshake_count() -> None:
+def test_unfinished_tls_handshakes_count() -> None:
     certificate = trustme.CA().issue_cert("127.0.0.1")
     with (
         certificate.private_key_and_cert_chain_pem.tempfile() as chain,
@@ -77,8 +76,8 @@ def test_connections_that_never_finish_their_tls_handshake_count() -> None:
         assert is_refused(fourth)
 
 
-def test_a_real_coordinator_serves_others_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRANS_MAX_CONNECTIONS", "40")  # half of them for one address
+def test_one_address_at_its_limit_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRANS_MAX_CONNECTIONS", "40")  # half of them per address
     with (
         running(f"sqlite:///{tmp_path / 'coordinator.db'}", tmp_path, forked=True) as coordinator,
         silent(coordinator.url, 20),
@@ -100,11 +99,11 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_files")
-def test_open_files_are_kept_for_other_things() -> None:
+def test_some_open_files_are_reserved() -> None:
     assert connection_limits(settings()) == (896, 448)
     assert connection_limits(settings(max_connections=100)) == (100, 50)
     assert connection_limits(settings(max_connections=100, connections_per_address=7)) == (100, 7)
-    with pytest.raises(DistransError, match="1024 files can serve 896 connections"):
+    with pytest.raises(DistransError, match="1024 open files can serve at most 896 connections"):
         connection_limits(settings(max_connections=1000))
 
 

@@ -1,4 +1,4 @@
-"""Connections of strangers: whatever they send, leave out or do not read, they end soon and cost little memory."""
+"""Connections from strangers end soon and cost little memory, whatever they send, omit or do not read."""
 
 import asyncio
 import json
@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 import trustme
-from support.api import RawConnection, SocketApi, new_database
+from support.api import SocketApi
 from support.coordinator import ADMIN_TOKEN
-from support.sockets import is_ended, read_to_end, send_until_cut, serving
+from support.databases import new_database
+from support.sockets import RawConnection, is_ended, read_to_end, send_until_cut, serving
 
-from shared.http.protocol import Protocol
+from shared.http.server_protocol import Protocol
 
 MIB = 1024 * 1024
-BUFFERS = 16 * MIB  # more than the kernel keeps of what nobody reads
+BUFFERS = 16 * MIB  # more than the kernel buffers
 HOST = "Host: coordinator\r\n"
 
 
 @pytest.fixture(autouse=True)
 def _short_limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for a test on a busy machine to send what it has to; good connections keep the real limits."""
+    """Shorten the limits, but leave a busy machine time to send; well-behaved connections keep the real ones."""
     if request.cls is not TestGoodConnections:
         for name, limit_s in {"head_s": 1.0, "body_s": 2.0, "send_s": 1.0, "linger_s": 0.5}.items():
             monkeypatch.setattr(Protocol, name, limit_s)
@@ -38,11 +39,11 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def statuses(received: bytes) -> list[int]:
-    """The statuses of the answers in a stream."""
+    """Return the statuses of the responses in a stream."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
-# What is sent at first, what is sent after the answer to it, and the statuses of all answers.
+# What is sent first, what is sent after the response, and the statuses of all responses.
 UNFINISHED = {
     "nothing": ("", "", []),
     "half a request line": ("GET /hea", "", [408]),
@@ -64,7 +65,7 @@ UNFINISHED = {
 
 
 def begin(connection: RawConnection, what: str) -> list[int]:
-    """Send what the table says; the statuses of the answers so far."""
+    """Send what the table says; return the statuses so far."""
     first, rest, _ = UNFINISHED[what]
     connection.send(first.encode())
     if not rest:
@@ -82,16 +83,16 @@ def test_every_unfinished_connection_ends(api: SocketApi, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", [name for name, (_, _, answers) in UNFINISHED.items() if answers])
-def test_bytes_that_trickle_in_gain_no_time(api: SocketApi, what: str) -> None:
+def test_trickling_bytes_do_not_extend_the_deadline(api: SocketApi, what: str) -> None:
     with RawConnection(api.url) as connection:
         begin(connection, what)
-        connection.socket.settimeout(0.02)  # the pace
+        connection.socket.settimeout(0.02)  # paces this loop
         for _ in range(1000):
             try:
                 if not connection.socket.recv(65536):
                     return
             except TimeoutError:
-                with suppress(ConnectionError):  # the next look will tell
+                with suppress(ConnectionError):  # the next read will show it
                     connection.send(b"x")
             except ConnectionError:
                 return
@@ -109,15 +110,15 @@ ENDLESS = {
 
 @pytest.mark.parametrize("authorization", ["", f"Authorization: Bearer {ADMIN_TOKEN}\r\n"], ids=["stranger", "admin"])
 @pytest.mark.parametrize("what", ENDLESS)
-def test_framing_without_end_is_cut_off(api: SocketApi, what: str, authorization: str) -> None:
+def test_endless_framing_is_cut_off(api: SocketApi, what: str, authorization: str) -> None:
     start, piece = ENDLESS[what]
     with RawConnection(api.url) as connection:
         connection.send(f"{CHUNKED}{authorization}\r\n{start}".encode())
         assert send_until_cut(connection, piece, 4 * BUFFERS) < BUFFERS
 
 
-def test_trailers_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An application that waits for the end of a body: what the process keeps of trailers is bounded."""
+def test_trailers_are_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an application waits for the end of a body, the memory for trailers is bounded."""
     for name in ("head_s", "body_s"):
         monkeypatch.setattr(Protocol, name, 60.0)
     messages: list[dict[str, Any]] = []
@@ -129,7 +130,7 @@ def test_trailers_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(app) as url, RawConnection(url) as connection:
         connection.send(f"{CHUNKED}\r\n0\r\n".encode())
         assert send_until_cut(connection, ENDLESS["many trailers"][1], 4 * BUFFERS) < BUFFERS
-        assert statuses(read_to_end(connection)) in ([431], [])  # an answer that a reset may have overtaken
+        assert statuses(read_to_end(connection)) in ([431], [])  # a reset may have overtaken the response
     assert messages[-1]["type"] == "http.disconnect"
 
 
@@ -150,8 +151,8 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("what", SMUGGLED)
-def test_requests_whose_end_is_ambiguous_are_refused(api: SocketApi, what: str) -> None:
-    """And nothing after them is taken for a request of its own."""
+def test_requests_with_ambiguous_framing_are_refused(api: SocketApi, what: str) -> None:
+    """And nothing after them is taken for another request."""
     headers = f"{HOST}Authorization: Bearer {ADMIN_TOKEN}\r\nContent-Type: application/json\r\n{SMUGGLED[what]}"
     with RawConnection(api.url) as connection:
         connection.send(f"POST /v1/federations HTTP/1.1\r\n{headers}GET /healthz HTTP/1.1\r\n{HOST}\r\n".encode())
@@ -161,26 +162,26 @@ def test_requests_whose_end_is_ambiguous_are_refused(api: SocketApi, what: str) 
 
 
 class TestGoodConnections:
-    def test_requests_follow_each_other(self, api: SocketApi) -> None:
+    def test_keep_alive_requests_are_answered_in_turn(self, api: SocketApi) -> None:
         with RawConnection(api.url) as connection:
             for _ in range(3):
                 connection.send_head("GET", "/healthz")
                 assert connection.answer()[0] == 200
 
-    def test_several_at_once(self, api: SocketApi) -> None:
+    def test_pipelined_requests_are_answered(self, api: SocketApi) -> None:
         with RawConnection(api.url) as connection:
             last = f"GET /healthz HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n"
             connection.send((f"GET /healthz HTTP/1.1\r\n{HOST}\r\n" * 3 + last).encode())
             assert statuses(read_to_end(connection)) == [200] * 4
 
-    def test_the_old_protocol(self, api: SocketApi) -> None:
+    def test_http_1_0_is_answered(self, api: SocketApi) -> None:
         with RawConnection(api.url) as connection:
             connection.send(b"GET /healthz HTTP/1.0\r\n\r\n")
             received = read_to_end(connection)
         assert statuses(received) == [200]
         assert b"connection: close" in received.lower()
 
-    def test_a_client_that_waits_for_leave_to_send(self, api: SocketApi) -> None:
+    def test_expect_100_continue_is_answered(self, api: SocketApi) -> None:
         with RawConnection(api.url) as connection:
             authorization = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content_Type": "application/json"}
             connection.send_head("POST", "/v1/federations", **authorization, Content_Length=2, Expect="100-continue")
@@ -188,8 +189,8 @@ class TestGoodConnections:
             connection.send(b"{}")
             assert connection.answer()[0] == 422
 
-    def test_an_answer_reaches_a_client_that_still_sends(self, api: SocketApi) -> None:
-        """A connection that is closed with bytes unread is reset, which may destroy the answer."""
+    def test_a_response_reaches_a_client_that_is_still_sending(self, api: SocketApi) -> None:
+        """Closing a connection with unread bytes resets it, which may destroy the response."""
         body = b"x" * (2 * MIB)
         with RawConnection(api.url) as connection:
             connection.send_head("PUT", "/v1/rounds/1/update", Content_Length=2 * len(body))
@@ -212,14 +213,14 @@ def scheme_options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def say_hello(connection: RawConnection) -> None:
-    """Begin TLS with whatever certificate there is."""
+    """Start TLS without checking the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection.socket = context.wrap_socket(connection.socket)
 
 
-class TestDownloadsThatNobodyReads:
-    def test_they_are_dropped_and_hold_little(self, scheme_options: dict[str, Any]) -> None:
+class TestUnreadResponses:
+    def test_unread_downloads_are_dropped_and_use_little_memory(self, scheme_options: dict[str, Any]) -> None:
         sent = 0
 
         async def app(_scope: Any, receive: Any, send: Any) -> None:
@@ -230,7 +231,7 @@ class TestDownloadsThatNobodyReads:
             while sent < 4 * BUFFERS and not is_gone.done():
                 await send({"type": "http.response.body", "body": bytes(MIB), "more_body": True})
                 sent += MIB
-                await asyncio.sleep(0)  # others' turn
+                await asyncio.sleep(0)  # let others run
 
         with serving(app, **scheme_options) as url, RawConnection(url) as connection:
             if scheme_options:
@@ -239,8 +240,8 @@ class TestDownloadsThatNobodyReads:
             assert is_ended(connection, within_s=30)
         assert sent < BUFFERS
 
-    def test_a_short_answer_on_a_connection_that_closes(self) -> None:
-        """What the kernel has no room for is waited for after the answer too, but not for long."""
+    def test_an_unread_short_response_does_not_keep_a_closing_connection(self) -> None:
+        """The server waits for what the kernel cannot buffer, but not for long."""
 
         async def app(_scope: Any, _receive: Any, send: Any) -> None:
             headers = [(b"content-length", str(BUFFERS).encode()), (b"connection", b"close")]
@@ -252,7 +253,7 @@ class TestDownloadsThatNobodyReads:
             assert is_ended(connection, within_s=30)
 
     def test_a_slow_reader_gets_everything(self) -> None:
-        """Time without progress counts, not the time of the whole."""
+        """Only time without progress counts, not the total."""
         length = 2 * BUFFERS
 
         async def app(_scope: Any, _receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""An agent whose own images, files or code fail: it says so, tries again, and goes on serving."""
+"""An agent whose images, files or code fail reports it, tries again, and keeps serving."""
 
 import json
 import os
@@ -8,29 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AgentThread, digits_plan, enrol, write_digits
-from support.api import SocketApi, new_database
-from support.sites import App, Peer
-from support.tampering import Reply, TamperingProxy
+from support.agent_sites import App, Peer
+from support.agents import AgentThread, digits_plan, enroll, write_digits
+from support.api import SocketApi
+from support.databases import new_database
+from support.tampering_proxy import Reply, TamperingProxy
 
 from client_agent.agent import Agent
-from client_agent.data import open_data
-from client_agent.kept_models import Bundle
+from client_agent.data.dataset import open_data
 from client_agent.settings import ServeOptions
-from client_agent.state import StateFolder
-from shared.http.connection import Connection
-from shared.plan import FederationPlan
+from client_agent.state.folder import StateFolder
+from client_agent.state.kept_models import Bundle
+from shared.contract.plan import FederationPlan
+from shared.http.client_connection import Connection
 
 SERVE = ServeOptions(port=0)
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client_agent.coordinator.LONG_POLL_S", 0.1)
+    monkeypatch.setattr("client_agent.coordinator.client.LONG_POLL_S", 0.1)
     monkeypatch.setattr("client_agent.agent._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("client_agent.agent._AFTER_FAILURE_S", 0.05)
-    monkeypatch.setattr("client_agent.agent._DATA_AGAIN_S", 0.01)
-    monkeypatch.setattr("client_agent.agent._MODEL_AGAIN_S", 0.01)
+    monkeypatch.setattr("client_agent.agent._FAILURE_PAUSE_S", 0.05)
+    monkeypatch.setattr("client_agent.agent._DATA_RETRY_S", 0.01)
+    monkeypatch.setattr("client_agent.agent._MODEL_RETRY_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 def join(api: SocketApi, name: str, data: Path, folder: Path, **options: Any) -> tuple[FederationPlan, StateFolder]:
     plan = digits_plan(name, **options)
     api.create(plan)
-    return plan, enrol(api, plan, "north", data, folder, api.url)
+    return plan, enroll(api, plan, "north", data, folder, api.url)
 
 
 def held_out(plan: FederationPlan, data: Path) -> list[Path]:
@@ -63,11 +64,11 @@ def test_one_unreadable_held_out_image_does_not_get_models_rejected(api: SocketA
         assert app.served_round() == 1
         info = app.info()
         assert [row["served"] for row in info["history"]] == [True, True]
-        assert state.history()[-1].with_offset is not None
-        assert state.history()[-1].with_offset.samples == len(good)
+        assert state.models.history()[-1].with_offset is not None
+        assert state.models.history()[-1].with_offset.samples == len(good)
         assert [trouble["kind"] for trouble in info["agent"]["troubles"]] == ["images"]
         assert str(bad) in info["agent"]["trouble"]
-        assert sum("left out an image" in line for line in agent.lines) == 1
+        assert sum("skipped an unreadable image" in line for line in agent.lines) == 1
 
 
 def test_an_unreadable_image_whose_name_is_not_utf_8_is_reported(api: SocketApi, data: Path, tmp_path: Path) -> None:
@@ -78,10 +79,10 @@ def test_an_unreadable_image_whose_name_is_not_utf_8_is_reported(api: SocketApi,
         agent.wait_for_line("The federation has finished")
         assert app.served_round() == 1
         assert r"R\udcf6ntgen.png" in app.info()["agent"]["trouble"]
-        assert [trouble.kind for trouble in state.condition().troubles] == ["images"]
+        assert [trouble.kind for trouble in state.load_status().troubles] == ["images"]
 
 
-def test_without_any_readable_held_out_image_the_measured_model_stays_until_they_are_back(
+def test_without_readable_held_out_images_the_measured_model_stays_until_they_are_back(
     api: SocketApi, data: Path, tmp_path: Path
 ) -> None:
     plan, state = join(api, "no-image", data, tmp_path, rounds=1, clients=2)
@@ -93,7 +94,7 @@ def test_without_any_readable_held_out_image_the_measured_model_stays_until_they
             file.unlink()
         counts = open_data(str(elsewhere), plan).report.class_counts
         Peer(api.join(plan, "peer", counts), plan, elsewhere).take_part(1)
-        agent.wait_for_line("model 1 is not served: it was not measured, because none of the .* can be read")
+        agent.wait_for_line("model 1 is not served: it was not measured because none of the .* can be read")
         assert app.served_round() == 0
         for file, body in bodies.items():
             file.write_bytes(body)
@@ -102,13 +103,13 @@ def test_without_any_readable_held_out_image_the_measured_model_stays_until_they
         agent.wait_for_line("images: recovered from")
 
 
-def test_data_that_are_missing_at_the_start_are_looked_for_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
+def test_data_missing_at_the_start_is_looked_for_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
     _, state = join(api, "unmounted", data, tmp_path, rounds=1, clients=1)
     unmounted = data.rename(tmp_path / "unmounted")
     with AgentThread(state, serve=SERVE) as agent, App(agent, unmounted) as app:
-        agent.wait_for_line("data: There are no data at")
+        agent.wait_for_line("data: There is no data at")
         agent.wait_for_line("received model 0")
-        assert app.served_round() == 0  # not measured, but there was none
+        assert app.served_round() == 0  # unmeasured, but there was no other
         unmounted.rename(data)
         agent.wait_for_line("data: recovered from")
         agent.wait_for_line("The federation has finished")
@@ -133,18 +134,18 @@ def test_a_round_is_trained_when_the_images_are_back(api: SocketApi, data: Path,
         agent.wait_for_line("The federation has finished")
 
 
-def test_an_error_that_nobody_expected_does_not_end_the_loop(
+def test_an_unexpected_error_does_not_end_the_loop(
     api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, state = join(api, "unexpected", data, tmp_path, rounds=1, clients=1)
-    real, failures = Agent._settle_pending, [ZeroDivisionError("oops"), KeyError("oops")]
+    real, failures = Agent._deliver_pending_upload, [ZeroDivisionError("oops"), KeyError("oops")]
 
     def fail_at_first(agent: Agent) -> None:
         if failures:
             raise failures.pop()
         real(agent)
 
-    monkeypatch.setattr(Agent, "_settle_pending", fail_at_first)
+    monkeypatch.setattr(Agent, "_deliver_pending_upload", fail_at_first)
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         agent.wait_for_line("unexpected: KeyError")
         agent.wait_for_line("unexpected: ZeroDivisionError: oops")
@@ -153,7 +154,7 @@ def test_an_error_that_nobody_expected_does_not_end_the_loop(
         assert app.info()["agent"]["trouble"] == ""
 
 
-def test_an_agent_whose_web_service_fails_ends_so_that_it_is_restarted(
+def test_an_agent_ends_when_its_web_service_fails_so_that_it_can_be_restarted(
     api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, state = join(api, "no-web", data, tmp_path, rounds=1, clients=2)
@@ -167,32 +168,32 @@ def test_an_agent_whose_web_service_fails_ends_so_that_it_is_restarted(
     assert "The web service has stopped" in str(agent.ended_with)
 
 
-def test_the_served_model_is_kept_although_a_damaged_one_would_be_preferred(
+def test_the_served_model_is_kept_even_if_a_damaged_one_would_be_preferred(
     api: SocketApi, data: Path, tmp_path: Path
 ) -> None:
     plan, state = join(api, "preferred", data, tmp_path, rounds=1, clients=2)
     with AgentThread(state, serve=SERVE) as agent:
         agent.wait_for_line("received model 0")
-    newest, decided = state.load_bundle(0), state.history()[-1]
+    newest, decided = state.models.load_number(0), state.models.history()[-1]
 
     def arrive(bundle: Bundle, *, served: bool) -> None:
-        state.save_bundle(bundle, keep=9)
+        state.models.save(bundle, keep=9)
         about = {"model": bundle.number, "digest": bundle.digest, "fingerprint": bundle.fingerprint}
-        state.add_history(decided.model_copy(update=about | {"served": served}))
+        state.models.add_decision(decided.model_copy(update=about | {"served": served}))
 
     arrive(replace(newest, number=7, digest="7" * 64), served=True)
     arrive(replace(newest, number=8, digest="8" * 64), served=True)
-    (state.kept_models()[-1].folder / "model.safetensors").write_bytes(b"damaged")
+    (state.models.all()[-1].folder / "model.safetensors").write_bytes(b"damaged")
     arrive(newest, served=False)
     with AgentThread(state, serve=SERVE, keep_models=1) as agent, App(agent, data) as app:
         assert app.served_round() == 7
         counts = open_data(str(data), plan).report.class_counts
         Peer(api.join(plan, "peer", counts), plan, data).take_part(1)
         agent.wait_for_line("received model 1")
-        assert state.bundle_numbers() == [7, 8, 1]
+        assert state.models.numbers() == [7, 8, 1]
 
 
-def test_class_counts_that_were_refused_are_sent_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
+def test_rejected_class_counts_are_sent_again(api: SocketApi, data: Path, tmp_path: Path) -> None:
     _, state = join(api, "counts", data, tmp_path, rounds=1, clients=2)
     next((data / "0").iterdir()).unlink()
     problem = {"type": "about:blank", "title": "No", "status": 422, "code": "no", "detail": "Not like this."}
@@ -206,18 +207,18 @@ def test_class_counts_that_were_refused_are_sent_again(api: SocketApi, data: Pat
         identity = state.identity()
         state.create(identity.model_copy(update={"connection": Connection(server=proxy.url)}))
         with AgentThread(state, serve=SERVE) as agent:
-            agent.wait_for_line("data: The coordinator rejects this site's class counts: Not like this")
+            agent.wait_for_line("data: The coordinator rejected this site's class counts: Not like this")
             agent.wait_for_line("data: recovered from")
 
 
-def test_damaged_private_tensors_stop_training_and_nothing_else(api: SocketApi, data: Path, tmp_path: Path) -> None:
+def test_damaged_private_tensors_stop_only_training(api: SocketApi, data: Path, tmp_path: Path) -> None:
     _, state = join(api, "damaged", data, tmp_path, rounds=2, clients=2)
     with AgentThread(state, serve=SERVE) as agent:
         agent.wait_for_line("received model 0")
     (state.path / "private.safetensors").write_bytes(b"cut off")
     with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
         assert app.served_round() == 0
-        other = enrol(api, state.identity().plan, "south", data, tmp_path, api.url)
+        other = enroll(api, state.identity().plan, "south", data, tmp_path, api.url)
         with AgentThread(other):
             agent.wait_for_line(r"storage: .*private\.safetensors is damaged")
         assert app.served_round() == 0

@@ -1,28 +1,26 @@
-"""One client against everybody else: absurd numbers, poisoned updates, uploads that never end."""
+"""One client against everybody else: absurd numbers, poisoned updates, endless uploads."""
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sqlalchemy import update
-from support.api import Api, new_database, open_api
+from support.api import Api, open_api, problem_of
+from support.desk import OPERATOR, TINY_NETWORK, Desk, fedavg_plan, refused
 from support.plans import report, small_plan, update_body, update_tensors
-from support.service import OPERATOR, TINY_NETWORK, Desk, fedavg_plan, refused
 
 from server.core.errors import Conflict
-from server.service import federations, tasks
-from server.service.context import facts_of
-from server.service.enrolment import Identity
-from server.service.resumable_uploads import UploadPart
-from server.service.tensors import load_tensors
+from server.service import downloads, federations, tasks
+from server.service.context import Identity, facts_of
+from server.service.stored_tensors import load_tensors
+from server.service.uploads.resumable import UploadPart
 from server.store import blobs
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Client, Evaluation
-from shared.plan import FederationPlan
-from shared.wire import encode
+from shared.contract.plan import FederationPlan
+from shared.tensors.wire import encode
 
 HUGE = 3e38
 _HYPERNETWORK = {"hidden": 8, "hidden_layers": 1}
@@ -35,8 +33,8 @@ WITH_STATE = {
 
 
 @pytest.fixture
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with open_api(new_database("sqlite", request, tmp_path)) as api:
+def api(sqlite_url: str) -> Iterator[Api]:
+    with open_api(sqlite_url) as api:
         yield api
 
 
@@ -44,20 +42,20 @@ def plan_of(name: str = "pets", **rounds: Any) -> FederationPlan:
     return small_plan(name, method={"name": "fedavg"}, rounds={"count": 3, **rounds})
 
 
-# What a JSON parser makes of these is nobody's count of images.
+# A JSON parser accepts these, but none is a number of images.
 NO_COUNTS = ["true", '"5"', "5.0", "1e3", "-1", str(2**28 + 1), "1" + "0" * 400, "1" + "0" * 5000, "NaN", "null", "[5]"]
 NO_LOSSES = ["true", '"5"', "-1", "1.7e308", "1e400", "NaN", "Infinity", "null"]
 
 
 def send_json(api: Api, method: str, path: str, token: str, text: str) -> int:
-    """Exactly this text, which a JSON library would not write."""
+    """Send exactly this text, which a JSON library would not write."""
     headers = {"Content-Type": "application/json"}
     return int(api.call(method, path, token, content=text.encode(), headers=headers).status_code)
 
 
 class TestAbsurdNumbers:
-    def test_in_an_evaluation_are_refused_and_end_nothing(self, api: Api) -> None:
-        """10^400 right answers of as many would end a federation at its target, and its history could not be read."""
+    def test_absurd_evaluations_are_refused_and_end_nothing(self, api: Api) -> None:
+        """10^400 of 10^400 correct would reach the target, end the federation, and make its history unreadable."""
         plan = plan_of(target_accuracy=0.9)
         api.create(plan)
         site = api.join(plan, "north", {"cat": 5})
@@ -74,7 +72,7 @@ class TestAbsurdNumbers:
         assert round_["state"] == "open"
         assert api.show(plan.name).state == "running"
 
-    def test_in_a_training_report_are_refused(self, api: Api) -> None:
+    def test_absurd_training_reports_are_refused(self, api: Api) -> None:
         plan = plan_of()
         api.create(plan)
         site = api.join(plan, "north", {"cat": 5})
@@ -85,11 +83,11 @@ class TestAbsurdNumbers:
             for text in texts:
                 whole = json.dumps(good | {name: "HERE"}).replace('"HERE"', text)
                 answer = site.put(task.round.id, encode(tensors, {"report": whole}))
-                assert (answer.status_code, answer.json()["code"]) == (422, "invalid-report"), (name, text[:100])
+                assert problem_of(answer) == (422, "invalid-report"), (name, text[:100])
         assert site.put(task.round.id, encode(tensors, {"report": json.dumps(good)})).status_code == 200
 
     @pytest.mark.parametrize("text", [*NO_COUNTS[:-2], "[5]"])
-    def test_in_class_counts_are_refused(self, api: Api, text: str) -> None:
+    def test_absurd_class_counts_are_refused(self, api: Api, text: str) -> None:
         plan = plan_of()
         api.create(plan)
         site = api.join(plan, "north", {"cat": 5})
@@ -102,24 +100,24 @@ class TestAbsurdNumbers:
                 assert send_json(api, method, path, token, f"{{{rest}{field}}}") in (400, 422), field[:100]
         assert api.call("GET", "/v1/me", site.token).json()["class_counts"] == {"cat": 5, "dog": 0}
 
-    def test_cannot_outweigh_the_held_out_images_that_were_registered(self, api: Api) -> None:
+    def test_evaluations_cannot_exceed_the_registered_held_out_images(self, api: Api) -> None:
         plan = plan_of()
         api.create(plan)
         site = api.join(plan, "north", {"cat": 5})
         claim = {"samples": 101, "correct": 101, "loss_sum": 0.0}
         answer = api.call("PUT", "/v1/models/0/evaluation", site.token, json=claim)
-        assert (answer.status_code, answer.json()["code"]) == (422, "too-many-samples")
-        assert "101 images; this client has registered 100 held-out images" in answer.json()["detail"]
+        assert problem_of(answer) == (422, "too-many-samples")
+        assert "101 images, but this client registered 100 held-out images" in answer.json()["detail"]
         assert "held_out_images" in answer.json()["next_step"]
         counts = {"class_counts": {"cat": 5}, "held_out_images": 101}
         assert api.call("PATCH", "/v1/me", site.token, json=counts).json()["held_out_images"] == 101
         assert api.call("PUT", "/v1/models/0/evaluation", site.token, json=claim).status_code == 204
         with api.app.state.ctx.db.write() as session:
-            session.execute(update(Client).values(held_out_images=None))  # as an agent of an older release has it
+            session.execute(update(Client).values(held_out_images=None))  # as for an agent of an older release
         assert api.call("PUT", "/v1/models/0/evaluation", site.token, json=claim).status_code == 422
 
-    def test_that_an_older_release_has_stored_break_nothing(self, api: Api) -> None:
-        """Neither the federation that holds them nor any other."""
+    def test_absurd_numbers_stored_by_an_older_release_break_nothing(self, api: Api) -> None:
+        """Neither their federation nor any other."""
         bad, good = plan_of("bad", min_clients=2, target_accuracy=0.99, patience=1), plan_of("good")
         sites = []
         for plan, names in ((bad, ("north", "south")), (good, ("north",))):
@@ -140,8 +138,7 @@ class TestAbsurdNumbers:
             assert task.round is not None
             assert site.put(task.round.id, update_body(plan, {}, 1)).status_code == 200
         for _, site in sites:
-            while site.task(wait_s=1).action != "train":
-                pass
+            site.wait_for_round(2)
         assert [view["rounds_done"] for view in api.admin("GET", "/v1/federations")] == [1, 1]
         assert api.show("bad").best_accuracy is None
         for path in ("rounds", "metrics.csv"):
@@ -153,8 +150,8 @@ def json_of(fields: dict[str, str]) -> dict[str, Any]:
 
 
 class TestWeight:
-    def test_is_what_the_client_registered_and_not_what_its_update_says(self, clean_db: Database) -> None:
-        """A site of 10 images that reports 2^28 must not replace the model."""
+    def test_weight_is_what_the_client_registered_not_what_its_update_claims(self, clean_db: Database) -> None:
+        """A site with 10 images that reports 2^28 must not dominate the model."""
         desk = Desk(clean_db, small_plan(averaging="samples", method={"name": "fedavg"}, rounds={"min_clients": 2}))
         liar, honest = desk.join("liar", cat=10), desk.join("honest", cat=30)
         for who, value, claimed in ((liar, 8.0, 2**28), (honest, 0.0, 30)):
@@ -164,17 +161,19 @@ class TestWeight:
 
 
 def constant(desk: Desk, value: float, samples: int = 10) -> bytes:
-    """An update of the round under way in which every number is this one."""
+    """Return an update for the open round in which every number is this one."""
     facts = facts_of(desk.rounds()[-1].facts)
     tensors = {name: torch.full_like(t, value) for name, t in update_tensors(desk.plan, facts, 0).items()}
     return encode(tensors, {"report": report(samples).model_dump_json()})
 
 
 class TestPoisonedUpdate:
-    """3e38 is a finite number, but what the coordinator computes from it is not."""
+    """3e38 is finite, but what the coordinator computes from it is not."""
 
     @pytest.mark.parametrize("method", WITH_STATE.values(), ids=WITH_STATE.keys())
-    def test_never_becomes_part_of_the_server_state(self, clean_db: Database, method: dict[str, Any]) -> None:
+    def test_poisoned_updates_never_become_part_of_the_server_state(
+        self, clean_db: Database, method: dict[str, Any]
+    ) -> None:
         desk = Desk(clean_db, small_plan(method=method, rounds={"count": 3, "min_clients": 2}))
         good, bad = desk.join("good", cat=5), desk.join("bad", dog=5)
         desk.run_round({good: 1, bad: 2})
@@ -183,7 +182,7 @@ class TestPoisonedUpdate:
         desk.put(bad, constant(desk, HUGE))
         desk.aggregate()
         assert desk.view.state == "paused"
-        reason, detail = "round 2 failed: its result holds values that are not finite", "the update of 'bad' holds "
+        reason, detail = "round 2 failed: its result is not finite", "the update from 'bad' has "
         assert desk.view.reason.startswith(reason)
         assert f"{detail}values up to 3e+38" in desk.view.reason
         assert tasks.task(desk.ctx, good).reason == reason, "other clients do not learn whose it was"
@@ -196,8 +195,8 @@ class TestPoisonedUpdate:
         private = load_tensors(clean_db, desk.models()[-1].private_blob_id or "")
         assert all(bool(value.isfinite().all()) for value in private.values())
 
-    def test_is_never_sent_to_a_client(self, clean_db: Database) -> None:
-        """State that an older release has stored: better no tensors than broken ones."""
+    def test_poisoned_state_is_never_sent_to_a_client(self, clean_db: Database) -> None:
+        """An older release may have stored it; no tensors are better than broken ones."""
         desk = Desk(clean_db, small_plan(method=WITH_STATE["pfedhn"], rounds={"count": 3}))
         north = desk.join("north")
         with clean_db.write() as session:
@@ -207,11 +206,11 @@ class TestPoisonedUpdate:
             blobs.append(session, blob_id, blobs.stage(clean_db, blob_id, encode(broken)))
             model = session.merge(desk.models()[0])
             model.private_blob_id = blob_id
-        refused(Conflict, "not-finite", lambda: tasks.round_personal(desk.ctx, north, desk.round.id))
+        refused(Conflict, "not-finite", lambda: downloads.round_personal(desk.ctx, north, desk.round.id))
 
 
 class TestUploadThatNeverEnds:
-    """Past the deadline only an upload that grows is waited for."""
+    """After the deadline, a round waits only for uploads that grow."""
 
     @pytest.fixture
     def desk(self, clean_db: Database) -> Desk:
@@ -219,7 +218,7 @@ class TestUploadThatNeverEnds:
 
     @staticmethod
     def begin(desk: Desk, who: Identity, number: int, data: bytes) -> None:
-        """A new upload, by its digest, and its first bytes."""
+        """Start a new upload, by its digest, with its first bytes."""
         part = UploadPart(desk.ctx, who, desk.round.id, 0, 1000, f"{number:064x}")
         part.feed(data)
         part.finish()
@@ -234,13 +233,13 @@ class TestUploadThatNeverEnds:
             desk.let_pass(30)
         assert desk.round.state == "aggregating"
 
-    def test_with_empty_parts_of_fresh_digests(self, desk: Desk) -> None:
+    def test_empty_parts_with_new_digests_do_not_delay_the_round(self, desk: Desk) -> None:
         self.hold_open(desk, lambda who, number: self.begin(desk, who, number, b""))
 
-    def test_with_one_byte_of_each_of_them(self, desk: Desk) -> None:
+    def test_single_bytes_of_new_uploads_do_not_delay_the_round(self, desk: Desk) -> None:
         self.hold_open(desk, lambda who, number: self.begin(desk, who, number, b"x"))
 
-    def test_with_empty_parts_of_one_upload(self, desk: Desk) -> None:
+    def test_empty_parts_of_one_upload_do_not_delay_the_round(self, desk: Desk) -> None:
         def send(who: Identity, number: int) -> None:
             offset = min(number, 1)
             part = UploadPart(desk.ctx, who, desk.round.id, offset, 1000, "0" * 64)
@@ -249,7 +248,7 @@ class TestUploadThatNeverEnds:
 
         self.hold_open(desk, send)
 
-    def test_unlike_one_that_grows(self, desk: Desk) -> None:
+    def test_a_growing_upload_is_waited_for(self, desk: Desk) -> None:
         good, slow = desk.join("good"), desk.join("slow")
         desk.upload(good, 1)
         for number in range(6):

@@ -1,4 +1,4 @@
-"""`/predict` outlives bad peers, a lost coordinator, lost rights, full disks and restarts: agents as real processes."""
+"""`/predict` survives bad peers, a lost coordinator, revoked access, full disks and restarts of agent processes."""
 
 import json
 import resource
@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.agents import AgentProcess, digits_plan, enrol, write_digits
+from support.agent_sites import App, Peer
+from support.agents import AgentProcess, digits_plan, enroll, write_digits
 from support.coordinator import CoordinatorProcess, running
-from support.sites import App, Peer
 from torch import Tensor
 
 from client_agent import __main__ as command_line
-from client_agent.data import open_data
-from client_agent.history import HistoryLine
-from client_agent.kept_models import Bundle
+from client_agent.data.dataset import open_data
 from client_agent.settings import Identity
-from client_agent.state import StateFolder
-from shared.evaluation import Evaluation
-from shared.http.connection import Connection
-from shared.methods import server_half
-from shared.methods.base import ClientRecord
-from shared.plan import FederationPlan
+from client_agent.state.decisions import GateDecision
+from client_agent.state.folder import StateFolder
+from client_agent.state.kept_models import Bundle
+from shared.contract.measurements import Evaluation
+from shared.contract.plan import FederationPlan
+from shared.http.client_connection import Connection
+from shared.learning.methods import server_half
+from shared.learning.methods.base import ClientRecord, RoundContext
 
 Command = Callable[..., str]
 
@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """A command of `distrans-agent` that must succeed; what it prints."""
+    """Run a command of `distrans-agent` that must succeed; return its output."""
 
     def run(state: StateFolder, *arguments: object) -> str:
         monkeypatch.setattr("sys.argv", ["distrans-agent", *map(str, arguments), "--state", str(state.path)])
@@ -61,7 +61,7 @@ def join_peer(coordinator: CoordinatorProcess, plan: FederationPlan, data: Path)
 
 
 def absurd(name: str, value: Tensor) -> Tensor:
-    """Finite weights: the mean of them and honest ones has logits of ±2.5e38, whose cross-entropy is infinite."""
+    """Return finite weights whose mean with honest ones has logits of ±2.5e38 and an infinite cross-entropy."""
     if name == "backbone.6.bias":
         return torch.full_like(value, 3e30)
     if name == "logits.weight":
@@ -71,12 +71,12 @@ def absurd(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def test_absurd_weights_of_one_site_do_not_end_another_agent(
+def test_absurd_weights_from_one_site_do_not_stop_another_agent(
     coordinator: CoordinatorProcess, data: Path, tmp_path: Path, command: Command
 ) -> None:
     plan = digits_plan("absurd", rounds=2, clients=2)
     coordinator.create(plan)
-    state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
+    state = enroll(coordinator, plan, "north", data, tmp_path, coordinator.url)
     peer = join_peer(coordinator, plan, data)
     agent = AgentProcess(state)
     try:
@@ -90,7 +90,7 @@ def test_absurd_weights_of_one_site_do_not_end_another_agent(
         agent.kill()
         agent = AgentProcess(state)
         with App(agent, data) as app:
-            agent.wait_for_line("Round 2 could not be trained here")  # the loop is past the absurd model
+            agent.wait_for_line("Round 2 could not be trained here")  # the loop got past the absurd model
             assert app.served_round() == 0
             assert agent.stop() == 0
     finally:
@@ -105,17 +105,17 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("reason", ENDINGS)
-def test_an_agent_whose_part_is_over_goes_on_serving(
+def test_an_agent_whose_part_is_over_keeps_serving(
     coordinator: CoordinatorProcess, data: Path, tmp_path: Path, command: Command, reason: str
 ) -> None:
-    """Also after a restart and with --no-train; without a web service it ends with a code that prevents a restart."""
+    """Also after a restart and with --no-train; without a web service its exit code prevents a restart."""
     plan = digits_plan(f"over-{reason}", clients=2)
     coordinator.create(plan)
-    state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
+    state = enroll(coordinator, plan, "north", data, tmp_path, coordinator.url)
     agent = AgentProcess(state)
     try:
         agent.wait_for_line("received model 0")
-        for call in ENDINGS[reason]:  # to pause is news: the long poll ends
+        for call in ENDINGS[reason]:  # a pause is news, which ends the long poll
             coordinator.admin("POST", f"/v1/federations/{plan.name}/{call}")
         for options in ((), ("--no-train",)):
             with App(agent, data) as app:
@@ -137,7 +137,7 @@ def test_an_agent_whose_part_is_over_goes_on_serving(
 def test_a_full_disk_is_waited_out(coordinator: CoordinatorProcess, data: Path, tmp_path: Path) -> None:
     plan = digits_plan("full-disk", rounds=1, clients=2)
     coordinator.create(plan)
-    state = enrol(coordinator, plan, "north", data, tmp_path, coordinator.url)
+    state = enroll(coordinator, plan, "north", data, tmp_path, coordinator.url)
     peer = join_peer(coordinator, plan, data)
     agent = AgentProcess(state)
     try:
@@ -168,7 +168,7 @@ def closed_port() -> int:
 
 @pytest.fixture
 def site(data: Path, tmp_path: Path) -> StateFolder:
-    """A site whose coordinator is away, with the models that `keep` adds."""
+    """A site whose coordinator is down, with the models that `keep` adds."""
     plan = digits_plan("away", clients=1)
     state = StateFolder(tmp_path / "north")
     connection = Connection(server=f"http://127.0.0.1:{closed_port()}")
@@ -181,16 +181,18 @@ def site(data: Path, tmp_path: Path) -> StateFolder:
 
 
 def keep(state: StateFolder, number: int, correct: int | None, *, served: bool = True, limit: int = 9) -> None:
-    """A model arrives; without a number of correct answers the agent crashes before it has decided."""
+    """Store a model and a decision; without `correct`, as if the agent had crashed before deciding."""
     plan, me = state.identity().plan, ClientRecord("north", (1,) * 6)
     half = server_half(plan)
     start, facts = half.initial_state(), half.facts([me])
-    bundle = Bundle(number, f"{number:064x}", start.shared, half.personal(start, me, [me], facts), {}, facts)
-    state.save_bundle(bundle, keep=limit)
+    bundle = Bundle(
+        number, f"{number:064x}", start.shared, half.personal(start, me, RoundContext([me], facts)), {}, facts
+    )
+    state.models.save(bundle, keep=limit)
     if correct is not None:
         score = Evaluation(samples=100, correct=correct, loss_sum=1.0)
-        state.add_history(
-            HistoryLine(
+        state.models.add_decision(
+            GateDecision(
                 model=number,
                 digest=bundle.digest,
                 fingerprint=bundle.fingerprint,
@@ -214,17 +216,17 @@ def many_rejections(state: StateFolder) -> None:
 
 
 def restored_coordinator(state: StateFolder) -> None:
-    """Another model 1 than the approved one has arrived since, and was rejected."""
+    """Another model 1 arrived after the approved one, and was rejected."""
     keep(state, 1, 90)
-    other = replace(state.load_bundle(1), digest="f" * 64)
-    state.save_bundle(other, keep=9)
+    other = replace(state.models.load_number(1), digest="f" * 64)
+    state.models.save(other, keep=9)
     score = Evaluation(samples=100, correct=20, loss_sum=1.0)
-    line = state.history()[-1].model_copy(update={"with_offset": score, "served": False, "reason": "worse"})
-    state.add_history(line.model_copy(update={"digest": other.digest, "fingerprint": other.fingerprint}))
+    line = state.models.history()[-1].model_copy(update={"with_offset": score, "served": False, "reason": "worse"})
+    state.models.add_decision(line.model_copy(update={"digest": other.digest, "fingerprint": other.fingerprint}))
 
 
 def torn_line(state: StateFolder) -> None:
-    """The line about the rejection of model 2 follows one that a crash cut off."""
+    """The rejection of model 2 follows a line that a crash cut off."""
     keep(state, 1, 90)
     with (state.path / "history.jsonl").open("ab") as handle:
         handle.write(b'{"model": 7, "with_off')
@@ -239,7 +241,7 @@ def torn_line(state: StateFolder) -> None:
 def test_a_restart_serves_the_model_that_was_approved(
     site: StateFolder, data: Path, tmp_path: Path, command: Command, before: Callable[[StateFolder], None]
 ) -> None:
-    """And `predict` and `export` choose the same one."""
+    """`predict` and `export` choose the same one."""
     before(site)
     agent = AgentProcess(site)
     try:
@@ -263,7 +265,7 @@ def test_a_restart_serves_the_model_that_was_approved(
 def damaged_description(state: StateFolder) -> None:
     keep(state, 1, 90)
     keep(state, 2, 95)
-    (state.kept_models()[-1].folder / "about.json").write_text("null")
+    (state.models.all()[-1].folder / "about.json").write_text("null")
 
 
 def unreadable_pin(state: StateFolder) -> None:
@@ -272,7 +274,7 @@ def unreadable_pin(state: StateFolder) -> None:
 
 
 @pytest.mark.parametrize("before", [damaged_description, unreadable_pin], ids=lambda one: one.__name__)
-def test_a_damaged_state_folder_is_served_from(
+def test_a_damaged_state_folder_still_serves(
     site: StateFolder, data: Path, command: Command, before: Callable[[StateFolder], None]
 ) -> None:
     before(site)
@@ -289,20 +291,20 @@ def test_a_damaged_state_folder_is_served_from(
         agent.kill()
 
 
-def test_status_names_the_model_that_answers(site: StateFolder, command: Command) -> None:
+def test_status_shows_the_model_that_answers_when_the_newest_is_damaged(site: StateFolder, command: Command) -> None:
     keep(site, 1, 90)
     keep(site, 2, 95)
-    (site.kept_models()[-1].folder / "model.safetensors").write_bytes(b"damaged")
+    (site.models.all()[-1].folder / "model.safetensors").write_bytes(b"damaged")
     assert json.loads(command(site, "status", "--json"))["serving"] == 1
 
 
-def test_without_its_images_an_agent_serves(site: StateFolder, data: Path, tmp_path: Path) -> None:
+def test_an_agent_without_its_images_serves(site: StateFolder, data: Path, tmp_path: Path) -> None:
     keep(site, 1, 90)
     identity = site.identity()
     site.create(identity.model_copy(update={"data": str(tmp_path / "unmounted")}))
     agent = AgentProcess(site)
     try:
-        agent.wait_for_line("data: There are no data at")
+        agent.wait_for_line("data: There is no data at")
         with App(agent, data) as app:
             assert app.served_round() == 1
             assert app.info()["agent"]["troubles"][0]["kind"] == "data"

@@ -1,4 +1,4 @@
-"""One client that asks for as much as it can, against a real server: the others do not notice."""
+"""A greedy client on a real server does not affect the others."""
 
 import json
 import os
@@ -7,32 +7,27 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import update
-from support.api import RawConnection, SocketApi, new_database
+from support.api import SocketApi, problem_of
 from support.coordinator import Site
 from support.plans import small_plan
+from support.sockets import RawConnection
 
-from server.service import history, tasks
+from server.service import tensor_cache
+from server.service.measurements import history
 from server.store import blobs
 from server.store.tables import Model
-from shared.plan import validate_plan
-from shared.problems import PlanError
+from shared.contract.errors import PlanError
+from shared.contract.plan import validate_plan
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 2})
 SMALL_HYPERNETWORK = {"name": "pfedhn", "hidden": 8, "hidden_layers": 1}
 POLL = "/v1/task?wait=60"
 MODEL = "/v1/federations/pets/model"
 METRICS = "/v1/federations/pets/metrics.csv"
-
-
-@pytest.fixture
-def db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return new_database("sqlite", request, tmp_path)
 
 
 def new_site(api: SocketApi, name: str = "north") -> Site:
@@ -42,23 +37,19 @@ def new_site(api: SocketApi, name: str = "north") -> Site:
 
 
 def get(api: SocketApi, path: str, site: Site) -> RawConnection:
-    """A request whose answer is not read yet."""
+    """Send a request without reading the response."""
     connection = RawConnection(api.url)
     connection.send_head("GET", path, **site.headers)
     return connection
-
-
-def code_of(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
 
 
 def readable(sockets: list[socket.socket], wait_s: float = 0) -> list[socket.socket]:
     return select.select(sockets, [], [], wait_s)[0]
 
 
-def test_polls_of_one_client_make_room_for_newer_ones(db_url: str) -> None:
-    """None is rejected: an agent must not be locked out by polls of connections that it lost."""
-    with SocketApi(db_url, polls_per_client=2) as api, ExitStack() as stack:
+def test_a_clients_newer_poll_displaces_its_oldest(sqlite_url: str) -> None:
+    """None is rejected: an agent must not be locked out by polls on connections it lost."""
+    with SocketApi(sqlite_url, polls_per_client=2) as api, ExitStack() as stack:
         greedy, other = new_site(api), new_site(api, "south")
         patient = stack.enter_context(get(api, POLL, other))
         polls = [stack.enter_context(get(api, POLL, greedy)) for _ in range(30)]
@@ -76,9 +67,9 @@ def test_polls_of_one_client_make_room_for_newer_ones(db_url: str) -> None:
 
 
 @pytest.fixture
-def large_model(db_url: str) -> Iterator[tuple[SocketApi, Site]]:
-    """A site of a federation whose model does not fit into the buffers of a connection."""
-    with SocketApi(db_url, downloads_per_client=2) as api:
+def large_model(sqlite_url: str) -> Iterator[tuple[SocketApi, Site]]:
+    """Create a site of a federation whose model exceeds a connection's buffers."""
+    with SocketApi(sqlite_url, downloads_per_client=2) as api:
         site, db = new_site(api), api.app.state.ctx.db
         blob_id = blobs.store(db, os.urandom(24 << 20))
         with db.write() as session:
@@ -86,24 +77,24 @@ def large_model(db_url: str) -> Iterator[tuple[SocketApi, Site]]:
         yield api, site
 
 
-def test_downloads_of_one_client_that_nobody_reads(large_model: tuple[SocketApi, Site]) -> None:
+def test_unread_downloads_of_one_client_are_limited(large_model: tuple[SocketApi, Site]) -> None:
     api, greedy = large_model
     other = new_site(api, "south")
     with get(api, MODEL, greedy) as first, get(api, MODEL, greedy) as second:
-        assert len(readable([first.socket], 60) + readable([second.socket], 60)) == 2  # both have begun
+        assert len(readable([first.socket], 60) + readable([second.socket], 60)) == 2  # both have started
         third = greedy.http.get(MODEL, headers=greedy.headers)
-        assert code_of(third) == (429, "too-many-downloads")
+        assert problem_of(third) == (429, "too-many-downloads")
         assert int(third.headers["retry-after"]) > 0
-        assert greedy.http.head(MODEL, headers=greedy.headers).status_code == 200  # looking is no download
+        assert greedy.http.head(MODEL, headers=greedy.headers).status_code == 200  # HEAD is not a download
         assert other.http.get(MODEL, headers=other.headers).status_code == 200
     while (again := greedy.http.get(MODEL, headers=greedy.headers)).status_code == 429:
-        pass  # until the server has noticed that the connections are gone
+        pass  # until the server notices that the connections are gone
     assert len(again.content) == 24 << 20
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator["Held"]:
-    """Reads of history that last until they are let go."""
+    """Blocks reads of history until they are released."""
     held = Held()
     monkeypatch.setattr(history, "records", held.records)
     yield held
@@ -126,8 +117,8 @@ class Held:
         return self._records(*arguments)
 
 
-def test_history_reads_of_one_client(db_url: str, held: Held) -> None:
-    with SocketApi(db_url, history_reads_per_client=1) as api:
+def test_history_reads_of_one_client_are_limited(sqlite_url: str, held: Held) -> None:
+    with SocketApi(sqlite_url, history_reads_per_client=1) as api:
         greedy = new_site(api)
         with get(api, METRICS, greedy) as first:
             assert held.begun.acquire(timeout=60)
@@ -140,19 +131,19 @@ def test_history_reads_of_one_client(db_url: str, held: Held) -> None:
                 "/v1/federations",
             ):
                 answer = greedy.http.get(path, headers=greedy.headers)
-                assert code_of(answer) == (429, "too-many-history-reads"), path
+                assert problem_of(answer) == (429, "too-many-history-reads"), path
                 assert int(answer.headers["retry-after"]) > 0
-            assert api.call("GET", "/v1/federations").status_code == 200  # the operator has slots of its own
+            assert api.call("GET", "/v1/federations").status_code == 200  # the operator has separate slots
             held.go.set()
             assert first.socket.recv(12) == b"HTTP/1.1 200"
         while (again := greedy.http.get(METRICS, headers=greedy.headers)).status_code == 429:
-            pass  # until the server has noticed that the first one is gone
+            pass  # until the server notices that the first one is gone
         assert again.text.startswith("round,state,client,")
 
 
-def test_history_takes_no_thread_that_others_need(db_url: str, held: Held) -> None:
-    """Sixty reads wait for two threads of their own; the forty of the pool are free for everybody else."""
-    with SocketApi(db_url, history_reads_per_client=0) as api, ExitStack() as stack:
+def test_history_reads_do_not_block_other_requests(sqlite_url: str, held: Held) -> None:
+    """Sixty reads share two threads; the forty in the pool stay free for everything else."""
+    with SocketApi(sqlite_url, history_reads_per_client=0) as api, ExitStack() as stack:
         site = new_site(api)
         reads = [stack.enter_context(get(api, METRICS, site)) for _ in range(60)]
         assert held.begun.acquire(timeout=60)
@@ -164,11 +155,11 @@ def test_history_takes_no_thread_that_others_need(db_url: str, held: Held) -> No
         assert held.most == 2
 
 
-def test_a_plan_with_a_hundred_thousand_faults_is_answered_in_short(db_url: str) -> None:
+def test_a_plan_with_a_hundred_thousand_errors_gets_a_short_response(sqlite_url: str) -> None:
     plan = {"name": "pets", "classes": ["cat", "dog"], "image": {"mean": ["x"] * 95_000}}
-    with SocketApi(db_url) as api:
+    with SocketApi(sqlite_url) as api:
         answer = api.call("POST", "/v1/federations", json=plan)
-        assert code_of(answer) == (422, "invalid-request")
+        assert problem_of(answer) == (422, "invalid-request")
         assert len(answer.content) < 32 * 1024
         faults = answer.json()["errors"]
         assert (len(faults), faults[0].partition(":")[0]) == (101, "image.mean.0")
@@ -176,20 +167,20 @@ def test_a_plan_with_a_hundred_thousand_faults_is_answered_in_short(db_url: str)
     with pytest.raises(PlanError) as caught:
         validate_plan(plan)
     lines = str(caught.value).splitlines()
-    assert (lines[0], len(lines), lines[-1]) == ("The plan has 95,000 faults:", 102, "  and 94,900 more")
+    assert (lines[0], len(lines), lines[-1]) == ("The plan has 95,000 errors:", 102, "  and 94,900 more")
 
 
-def test_other_bodies_with_many_faults_or_long_ones(db_url: str) -> None:
-    with SocketApi(db_url) as api:
+def test_other_bodies_with_many_or_long_errors_get_a_short_response(sqlite_url: str) -> None:
+    with SocketApi(sqlite_url) as api:
         site = new_site(api)
         for counts in ({f"class-{number}": -1 for number in range(50_000)}, {"x" * 1_000_000: -1}):
             answer = site.http.patch("/v1/me", json={"class_counts": counts}, headers=site.headers)
-            assert code_of(answer) == (422, "invalid-request")
+            assert problem_of(answer) == (422, "invalid-request")
             assert len(answer.content) < 64 * 1024
 
 
-def test_changes_that_change_nothing_leave_no_trace(db_url: str) -> None:
-    with SocketApi(db_url, requests_per_s=0) as api:
+def test_changes_without_effect_are_not_recorded(sqlite_url: str) -> None:
+    with SocketApi(sqlite_url, requests_per_s=0) as api:
         site = new_site(api)
         before = api.admin("GET", "/v1/audit?limit=1000")
         for _ in range(100):
@@ -198,21 +189,21 @@ def test_changes_that_change_nothing_leave_no_trace(db_url: str) -> None:
         assert api.admin("GET", "/v1/audit?limit=1000") == before
 
 
-def test_private_state_is_loaded_once_and_takes_no_thread_that_others_need(
-    db_url: str, monkeypatch: pytest.MonkeyPatch
+def test_private_state_is_loaded_once_and_does_not_block_other_requests(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start of a round everybody asks for personal tensors, and what they are made from may be gigabytes."""
+    """When a round opens, everybody asks for personal tensors, and their source may be gigabytes."""
     go, begun = threading.Event(), threading.Semaphore(0)
-    load = tasks.load_tensors
+    load = tensor_cache.load_tensors
 
     def slow(*arguments: Any) -> Any:
         begun.release()
         assert go.wait(60)
         return load(*arguments)
 
-    monkeypatch.setattr(tasks, "load_tensors", slow)
+    monkeypatch.setattr(tensor_cache, "load_tensors", slow)
     plan = small_plan("offsets", method=SMALL_HYPERNETWORK, rounds={"count": 1, "min_clients": 1})
-    with SocketApi(db_url, downloads_per_client=0) as api, ExitStack() as stack:
+    with SocketApi(sqlite_url, downloads_per_client=0) as api, ExitStack() as stack:
         api.create(plan)
         site = api.join(plan, "north", {"cat": 1})
         path = site.task(0).personal_url or ""

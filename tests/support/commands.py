@@ -1,4 +1,4 @@
-"""Commands of a program, called in this process: a process for each would import everything each time."""
+"""Command lines run inside the test process, which saves every command the time to import everything."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -17,7 +17,7 @@ class Outcome:
 
 
 def server_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """The entry point of `distrans-server`."""
+    """Return a function that runs `distrans-server` with the given arguments."""
     from server import __main__ as program
 
     def run(*arguments: object) -> Outcome:

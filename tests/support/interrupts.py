@@ -1,6 +1,6 @@
-"""A program that is interrupted at a chosen point of its start, where somebody swallows the KeyboardInterrupt.
+"""Programs that receive Ctrl-C at a chosen point of their start, where a library swallows the KeyboardInterrupt.
 
-Libraries do that while they are imported; whether Ctrl-C meets such a moment is otherwise a matter of luck.
+Libraries do that while they are being imported; hitting such a moment from outside would be a matter of luck.
 """
 
 import inspect
@@ -14,7 +14,7 @@ VARIABLE = "INTERRUPT_AT"
 
 
 def install() -> None:
-    """Send this process SIGINT when it first calls the function, or runs the file, that INTERRUPT_AT names."""
+    """Send this process SIGINT when it first calls the function or runs the file named in INTERRUPT_AT."""
     point = os.environ.pop(VARIABLE, None)
     if point is None:
         return
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def program(package: str) -> list[str]:
-    """What to start in the place of a console script."""
+    """Return a command that stands in for the console script of a package."""
     lines = "import os, signal, sys\nfrom contextlib import suppress\nfrom types import FrameType\n"
     call = f"install()\nfrom {package}.__main__ import main\nmain()\n"
     return ["python", "-c", f"{lines}VARIABLE = {VARIABLE!r}\n{inspect.getsource(install)}\n{call}"]

@@ -1,36 +1,35 @@
-"""Lines that something writes while a test waits for one of them."""
+"""Log lines that a test can wait for."""
 
 import re
 import threading
-from collections.abc import Callable
 
 
 class LogLines:
-    """What was written so far, in `lines`."""
+    """Base class of anything that writes log lines, collected in `lines`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._news = threading.Condition()
+        self._log_ended = False
+        self._log_changed = threading.Condition()
 
-    def add(self, line: str) -> None:
-        """One more line."""
-        with self._news:
+    def _add_line(self, line: str) -> None:
+        with self._log_changed:
             self.lines.append(line)
-            self._news.notify_all()
+            self._log_changed.notify_all()
 
-    def wake(self) -> None:
-        """Something else has changed that a waiting test may look at."""
-        with self._news:
-            self._news.notify_all()
+    def _end_log(self) -> None:
+        with self._log_changed:
+            self._log_ended = True
+            self._log_changed.notify_all()
 
-    def wait_for(self, pattern: str, ended: Callable[[], bool], timeout_s: float) -> str:
-        """The first group (or the whole) of the first line that matches; fails once no such line can come any more."""
+    def wait_for_line(self, pattern: str, timeout_s: float = 90) -> str:
+        """Return the first group (or all) of the first match; fail at the end of the log or after the timeout."""
 
         def found() -> re.Match[str] | None:
-            return next((match for line in list(self.lines) if (match := re.search(pattern, line))), None)
+            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
 
-        with self._news:
-            self._news.wait_for(lambda: found() or ended(), timeout_s)
-        match = found()
-        assert match, f"no line like {pattern!r}:\n" + "\n".join(self.lines)
+        with self._log_changed:
+            self._log_changed.wait_for(lambda: found() or self._log_ended, timeout_s)
+            match = found()
+        assert match, f"no line matches {pattern!r}:\n" + "\n".join(self.lines)
         return match[1] if match.re.groups else match[0]

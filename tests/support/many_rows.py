@@ -1,4 +1,4 @@
-"""Thousands of federations and rounds in moments, as copies of one that the service made; and SQL that is counted."""
+"""Thousands of federations and rounds, copied quickly from a real one; and a record of the SQL that runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,14 +6,14 @@ from typing import Any
 
 from sqlalchemy import event, insert, select
 
-from server.store.session import Database
+from server.store.database import Database
 from server.store.tables import Base, Client, Evaluation, Federation, Model, Participant, Round, Update
 
-_FIRST = 1_000_000  # of the copies' ids
+_FIRST = 1_000_000  # first id of the copies
 
 
 def copy_federation(db: Database, copies: int) -> None:
-    """Copy the only federation, which has at most one round, with its clients and models, but without updates."""
+    """Copy the only federation, of at most one round, with its clients and models but without updates."""
     with db.write() as session:
         for table in (Federation, Client, Model, Round, Participant):
             rows = session.execute(select(table.__table__)).mappings().all()
@@ -38,7 +38,7 @@ def _copied(table: type[Base], row: dict[str, Any], number: int) -> dict[str, An
 
 
 def copy_round(db: Database, number: int, copies: int) -> None:
-    """Copy a round that is done, with its updates and evaluations, to rounds with these numbers and more."""
+    """Copy a finished round, with its updates and evaluations, to rounds with new numbers."""
     with db.write() as session:
         (round_,) = session.execute(select(Round.__table__).where(Round.number == number)).mappings().all()
         updates = session.execute(select(Update.__table__).where(Update.round_id == round_["id"])).mappings().all()
@@ -52,7 +52,7 @@ def copy_round(db: Database, number: int, copies: int) -> None:
 
 @contextmanager
 def statements(db: Database) -> Iterator[list[str]]:
-    """The SQL statements of this process on this database, in their order."""
+    """Yield a list that collects the SQL statements this process runs on the database, in order."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

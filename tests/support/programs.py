@@ -1,4 +1,4 @@
-"""Programs that pip cannot bring."""
+"""Programs that pip cannot install."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 
 def needs(*alternatives: str) -> str:
-    """Where the first of them is. With none the test is skipped, or fails where everything has to be there."""
+    """Return the path of the first one installed. If none is, skip the test, or fail it in CI."""
     places = (shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin") for program in alternatives)
     found = next(filter(None, places), None)
     if found is None:

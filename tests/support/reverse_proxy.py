@@ -1,4 +1,4 @@
-"""Caddy and nginx with the configurations that are shipped."""
+"""Caddy and nginx with the configurations in deploy/."""
 
 import os
 import socket
@@ -9,6 +9,9 @@ from pathlib import Path
 import trustme
 from support.processes import LoggedProcess
 from support.programs import needs
+from support.tls import write_certificate
+
+from shared.http.server_tls import Tls
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROXIES = ("caddy", "nginx")
@@ -23,21 +26,17 @@ def reverse_proxy(
     prefix: str = "",
     client_ca: trustme.CA | None = None,
 ) -> Iterator[str]:
-    """The proxy in front of these ports; its https address."""
+    """Run a proxy in front of these ports and yield its https URL."""
     program = needs(kind)
     folder.mkdir()
-    cert, key, clients = folder / "cert.pem", folder / "key.pem", folder / "clients.pem"
-    cert.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    certificate.private_key_pem.write_to_path(key)
-    if client_ca is not None:
-        client_ca.cert_pem.write_to_path(clients)
+    files = write_certificate(certificate, folder, client_ca)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     upstreams = [f"127.0.0.1:{upstream}" for upstream in upstream_ports]
     if kind == "caddy":
-        tls = f"tls {cert} {key}"
-        if client_ca is not None:
-            tls += f" {{\n client_auth {{\n mode require_and_verify\n trusted_ca_cert_file {clients}\n }}\n }}"
+        tls = f"tls {files.cert} {files.key}"
+        if files.client_ca is not None:
+            tls += f" {{\n client_auth {{\n mode require_and_verify\n trusted_ca_cert_file {files.client_ca}\n }}\n }}"
         process = LoggedProcess(
             [program, "run", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"],
             DISTRANS_SITE=f"https://localhost:{port}",
@@ -50,7 +49,7 @@ def reverse_proxy(
         )
         ready = "serving initial configuration"
     else:
-        (folder / "nginx.conf").write_text(_nginx(folder, port, upstreams, prefix, client_ca is not None))
+        (folder / "nginx.conf").write_text(_nginx(folder, port, upstreams, prefix, files))
         process = LoggedProcess([program, "-e", "stderr", "-p", folder, "-c", folder / "nginx.conf"])
         ready = "start worker process"
     try:
@@ -60,29 +59,29 @@ def reverse_proxy(
         process.stop()
 
 
-def _nginx(folder: Path, port: int, upstreams: list[str], prefix: str, mutual: bool) -> str:
+def _nginx(folder: Path, port: int, upstreams: list[str], prefix: str, files: Tls) -> str:
     site = (DEPLOY / "nginx.conf").read_text()
     servers = "".join(f"server {upstream} max_fails=1 fail_timeout=5s; " for upstream in upstreams)
     changes = {
         "server 127.0.0.1:8400 max_fails=1 fail_timeout=5s;": servers,
         "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
-        "/etc/distrans/tls/cert.pem": str(folder / "cert.pem"),
-        "/etc/distrans/tls/key.pem": str(folder / "key.pem"),
+        "/etc/distrans/tls/cert.pem": str(files.cert),
+        "/etc/distrans/tls/key.pem": str(files.key),
         "location / {": f"location {prefix}/ {{",
     }
-    if mutual:
+    if files.client_ca is not None:
         changes |= {
-            "# ssl_client_certificate /etc/distrans/tls/clients.pem;": f"ssl_client_certificate {folder}/clients.pem;",
+            "# ssl_client_certificate /etc/distrans/tls/clients.pem;": f"ssl_client_certificate {files.client_ca};",
             "# ssl_verify_client on;": "ssl_verify_client on;",
         }
     for old, new in changes.items():
         assert site.count(old) == 1, old
         site = site.replace(old, new)
-    own = "user root;" if os.geteuid() == 0 else ""  # its workers have to read the test's folder
+    user = "user root;" if os.geteuid() == 0 else ""  # workers must be able to read the test's folder
     paths = "".join(
         f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     return (
-        f"daemon off; {own} worker_processes 1; pid {folder}/pid; error_log stderr notice;\n"
+        f"daemon off; {user} worker_processes 1; pid {folder}/pid; error_log stderr notice;\n"
         f"events {{}}\nhttp {{ access_log off; {paths}\n{site}\n}}\n"
     )

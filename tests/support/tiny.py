@@ -1,36 +1,34 @@
-"""The smallest federations that still train: LeNet on 16×16 digits, or a net with BatchNorm, of few images."""
+"""The smallest federations that still train: LeNet or a net with BatchNorm on a few 16×16 digits."""
 
 import functools
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from support.tensor_data import TensorData, load_digits
+from torch import nn
 
-from lab.datasets import load_digits
-from lab.simulation import SimulatedClient
-from shared.methods import server_half
-from shared.methods.base import ClientRecord, RoundTask, ServerState
-from shared.plan import FederationPlan, ImagePlan, validate_plan
-from shared.tensor_data import TensorData
+from lab.simulation.simulation import SimulatedClient
+from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
+from shared.learning.methods import server_half
+from shared.learning.methods.base import ClientRecord, RoundContext, RoundTask, ServerState
 
 CLASSES = 4
 IMAGE = ImagePlan(channels=1, height=16, width=16)
-Tensors = dict[str, Tensor]
 
 
 def normed_net(channels: int, _height: int, _width: int) -> nn.Module:
-    """A backbone with BatchNorm that costs nothing: "support.tiny:normed_net"."""
+    """Build a backbone with BatchNorm that costs next to nothing."""
     layers = [nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
     return nn.Sequential(*layers)
 
 
-NORMED = "support.tiny:normed_net"
+NORMED = "support.tiny:normed_net"  # as a plan names it
 
 
 def plan_for(
     method: dict[str, Any], backbone: str = "lenet", training: dict[str, Any] | None = None, **top: Any
 ) -> FederationPlan:
-    """A plan of two rounds over four digits."""
+    """Return a plan of two rounds for four digits."""
     return validate_plan(
         {
             "name": "tiny",
@@ -53,19 +51,19 @@ def _all_digits() -> TensorData:
 
 
 def digits(count: int = 24, start: int = 0) -> TensorData:
-    """So many digits 0 … 3."""
+    """Return some of the digits 0 … 3."""
     chosen = slice(start, start + count)
     return TensorData(_all_digits().images[chosen], _all_digits().labels[chosen])
 
 
 def site(name: str, data: TensorData) -> SimulatedClient:
-    """A client that tests on what it trains on."""
+    """Return a client that tests on its training data."""
     counts = tuple(torch.bincount(data.labels, minlength=CLASSES).tolist())
     return SimulatedClient(ClientRecord(name, counts), data, data)
 
 
 def sites(count: int = 3, images: int = 12) -> list[SimulatedClient]:
-    """Clients with different images; the last one holds two classes only."""
+    """Return clients with different images; the last one has only two classes."""
     parts = [digits(images, start=number * images) for number in range(count)]
     few = parts[-1].labels < 2
     parts[-1] = TensorData(parts[-1].images[few], parts[-1].labels[few])
@@ -73,28 +71,16 @@ def sites(count: int = 3, images: int = 12) -> list[SimulatedClient]:
 
 
 def first_task(plan: FederationPlan, client: SimulatedClient, state: ServerState | None = None) -> RoundTask:
-    """The client's task in a federation where it is alone and that has just begun, or is in the given state."""
+    """Return the client's task in a federation of its own that has just begun or is in the given state."""
     server, record = server_half(plan), client.record
     state, facts = state or server.initial_state(), server.facts([record])
-    return RoundTask(record.id, 1, state.shared, server.personal(state, record, [record], facts), facts)
-
-
-def assert_equal(found: Tensors, expected: Tensors) -> None:
-    """The same names, and the same bits."""
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-def differ(one: Tensors, other: Tensors) -> bool:
-    """Whether any tensor differs."""
-    return any(not torch.equal(one[name], other[name]) for name in one)
+    return RoundTask(record.id, 1, state.shared, server.personal(state, record, RoundContext([record], facts)), facts)
 
 
 _SMALL = {"hidden": 8, "hidden_layers": 1}
 _BOUNDED = {"offset_optimizer": "adam", "offset_bound": 0.1, "bounded_clients": "all"}
 _NETWORK = {"name": "distrans", "offset_aggregation": "network", "offset_optimizer": "adam"}
-# Every method with what it keeps, and those of its options that keep something else.
+# Every method, and its options that change which tensors it keeps.
 METHOD_CASES: dict[str, dict[str, Any]] = {
     "distrans": {"name": "distrans", "offset_aggregation": "none", "offset_optimizer": "adam"},
     "distrans-network": {**_NETWORK, "generator": {"hidden": 16, "width": 16, "optimizer": "adam"}},
@@ -119,5 +105,5 @@ METHOD_CASES: dict[str, dict[str, Any]] = {
 
 
 def method_plan(method: dict[str, Any], backbone: str = "lenet") -> FederationPlan:
-    """The plan of one of these cases."""
+    """Return the plan of one of METHOD_CASES."""
     return plan_for(method, backbone, training={} if method["name"] == "pfedme" else {"momentum": 0.5})

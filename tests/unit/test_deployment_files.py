@@ -1,4 +1,4 @@
-"""Dockerfile, compose.yaml and systemd units: checked for what can be known without running them."""
+"""Dockerfile, compose.yaml and systemd units, checked without running them."""
 
 import os
 import re
@@ -23,7 +23,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("migrate", "coordinator-a", "coordinator-b", "agent")
 
 
-def test_the_dockerfile_has_no_faults() -> None:
+def test_hadolint_accepts_the_dockerfile() -> None:
     done = subprocess.run([PROGRAMS / "hadolint", "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -33,27 +33,27 @@ def stages() -> dict[str, str]:
     return {part.split("\n")[0].rpartition(" AS ")[2]: part for part in parts}
 
 
-def test_the_images() -> None:
+def test_container_images_are_pinned_and_run_unprivileged() -> None:
     found = stages()
     assert list(found) == ["build", "base", "coordinator", "agent"]
     for name in ("build", "base"):
-        assert re.match(r"python:3\.\d+\.\d+-slim-\w+ ", found[name]), "the base is pinned by its version"
+        assert re.match(r"python:3\.\d+\.\d+-slim-\w+ ", found[name]), "base images are pinned by version"
     for name in ("coordinator", "agent"):
-        assert found[name].startswith("base AS "), "no compiler and no installer comes along"
+        assert found[name].startswith("base AS "), "images contain neither compiler nor installer"
         assert "HEALTHCHECK" in found[name]
         assert "USER" not in found[name]
     assert re.search(r"^USER 10001:10001$", found["base"], re.MULTILINE)
     assert 'ARG TORCH_INDEX=""' in DOCKERFILE
-    assert "://" not in DOCKERFILE.replace("http://127.0.0.1", ""), "no host is named"
+    assert "://" not in DOCKERFILE.replace("http://127.0.0.1", ""), "no package index is hard-coded"
 
 
-def test_what_the_package_is_built_from_is_in_the_image() -> None:
+def test_images_contain_everything_the_wheel_is_built_from() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = set(re.findall(r"^COPY (\S+) \S+$", stages()["build"], re.MULTILINE))
-    assert copied == {*wheel["packages"], *wheel["force-include"]}
+    assert copied == {*wheel["only-include"], *wheel["force-include"]}
 
 
-def test_what_the_images_copy_is_in_the_context() -> None:
+def test_build_context_contains_everything_the_images_copy() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE):
         for source in line.split():
@@ -62,10 +62,10 @@ def test_what_the_images_copy_is_in_the_context() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_of_compose(name: str) -> None:
+def test_compose_services_are_pinned_and_keep_secrets_in_files(name: str) -> None:
     service = SERVICES[name]
     image, _, tag = service["image"].partition(":")
-    assert re.match(r"\d+\.\d+", tag), "images are pinned by their version"
+    assert re.match(r"\d+\.\d+", tag), "images are pinned by version"
     if name in OURS:
         assert tag == __version__
         assert service["build"]["target"] in stages()
@@ -92,7 +92,7 @@ def test_a_service_of_compose(name: str) -> None:
         assert healthy or condition == "service_completed_successfully"
 
 
-def test_compose_as_a_whole() -> None:
+def test_compose_trusts_its_own_proxy_and_reads_secrets_from_files() -> None:
     upstreams = SERVICES["caddy"]["environment"]["DISTRANS_UPSTREAMS"].split()
     assert upstreams == ["coordinator-a:8400", "coordinator-b:8400"]
     subnet = COMPOSE["networks"]["inside"]["ipam"]["config"][0]["subnet"]
@@ -100,7 +100,7 @@ def test_compose_as_a_whole() -> None:
     (device,) = SERVICES["agent"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     assert SERVICES["agent"]["profiles"] == ["agent"]
-    # The image listens on all interfaces, which the agent refuses to do without a token.
+    # The image listens on all interfaces, which the agent refuses without a token.
     assert SERVICES["agent"]["environment"]["DISTRANS_PREDICT_TOKEN_FILE"] == "/run/secrets/predict_token"
     for secret in COMPOSE["secrets"].values():
         assert secret["file"].startswith("./secrets/")
@@ -108,8 +108,7 @@ def test_compose_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("unit", ["distrans-server", "distrans-agent"])
-def test_systemd_units(unit: str, tmp_path: Path) -> None:
-    """systemd reads them without a complaint, and they start programs and options that there are."""
+def test_systemd_accepts_units_that_are_hardened(unit: str, tmp_path: Path) -> None:
     analyze = needs("systemd-analyze")
     text = (ROOT / "deploy" / "systemd" / f"{unit}.service").read_text()
     assert text.count("ExecStart=/opt/distrans/bin/") == 1
@@ -123,7 +122,7 @@ def test_systemd_units(unit: str, tmp_path: Path) -> None:
         assert re.search(f"^{setting}$", text, re.MULTILINE)
 
 
-def test_the_site_guides_unit_is_an_excerpt_of_the_real_one() -> None:
+def test_unit_in_the_site_guide_is_an_excerpt_of_the_real_one() -> None:
     guide = (ROOT / "docs" / "site-guide.md").read_text()
     (block,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
     unit = (ROOT / "deploy" / "systemd" / "distrans-agent.service").read_text().splitlines()
@@ -131,7 +130,7 @@ def test_the_site_guides_unit_is_an_excerpt_of_the_real_one() -> None:
     assert lines == [line for line in unit if line in lines]
 
 
-def test_systemd_does_not_restart_an_agent_whose_part_is_over() -> None:
+def test_systemd_does_not_restart_an_agent_that_has_ended_for_good() -> None:
     unit = (ROOT / "deploy" / "systemd" / "distrans-agent.service").read_text().splitlines()
     assert f"RestartPreventExitStatus={AgentEnded.exit_code}" in unit
     assert "--no-serve" not in next(line for line in unit if line.startswith("ExecStart="))

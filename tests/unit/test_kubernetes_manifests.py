@@ -1,4 +1,4 @@
-"""deploy/kubernetes: fields, references, rights and network policies, as far as they can be known without a cluster."""
+"""Fields, references, privileges and network policies in deploy/kubernetes, checked without a cluster."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def pods() -> list[dict[str, Any]]:
     return [manifest["spec"]["template"] for manifest in of_kind("Deployment") + of_kind("Job")]
 
 
-def test_what_kubernetes_gets() -> None:
+def test_manifests_are_the_expected_kinds_with_two_replicas() -> None:
     kinds = sorted(manifest["kind"] for manifest in MANIFESTS)
     singles = ["ConfigMap", "Deployment", "Ingress", "Job", "PodDisruptionBudget", "Service"]
     assert kinds == sorted([*singles, *["NetworkPolicy"] * 4])
@@ -42,11 +42,11 @@ def test_what_kubernetes_gets() -> None:
 @pytest.mark.parametrize(
     "manifest", MANIFESTS, ids=lambda manifest: f"{manifest['kind']}-{manifest['metadata']['name']}"
 )
-def test_kubernetes_knows_every_field(manifest: dict[str, Any]) -> None:
+def test_manifests_have_only_fields_that_kubernetes_knows(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, "1.30", strict=True)
 
 
-def test_references_between_manifests() -> None:
+def test_references_between_manifests_resolve() -> None:
     (deployment,), (service,), (budget,), (ingress,), (config,) = map(
         of_kind, ("Deployment", "Service", "PodDisruptionBudget", "Ingress", "ConfigMap")
     )
@@ -73,7 +73,7 @@ def test_references_between_manifests() -> None:
 
 
 @pytest.mark.parametrize("pod", pods(), ids=lambda pod: pod["spec"]["containers"][0]["name"])
-def test_a_pod_may_do_little(pod: dict[str, Any]) -> None:
+def test_pods_run_unprivileged_with_limited_resources(pod: dict[str, Any]) -> None:
     spec = pod["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
@@ -89,7 +89,7 @@ def test_a_pod_may_do_little(pod: dict[str, Any]) -> None:
 
 
 class Pod(NamedTuple):
-    """An end of a connection; one without labels is outside of the cluster."""
+    """One end of a connection; without labels, it is outside the cluster."""
 
     labels: dict[str, str] | None
     namespace: str = "distrans"
@@ -116,7 +116,7 @@ def is_peer(peer: dict[str, Any], pod: Pod) -> bool:
 
 
 def passes(direction: str, pod: Pod, other: Pod, port: str | int) -> bool:
-    """Whether the pod's policies allow it; a pod that no policy of the direction selects may do everything."""
+    """Return whether the pod's policies allow the connection; a pod that no policy selects is unrestricted."""
     selecting = [
         policy["spec"]
         for policy in of_kind("NetworkPolicy")
@@ -153,11 +153,13 @@ def passes(direction: str, pod: Pod, other: Pod, port: str | int) -> bool:
         (MIGRATION, OUTSIDE, 443, False),
     ],
 )
-def test_who_may_talk_to_whom(source: Pod, target: Pod, port: str | int, allowed: bool) -> None:
+def test_network_policies_allow_only_the_listed_traffic(
+    source: Pod, target: Pod, port: str | int, allowed: bool
+) -> None:
     assert (passes("Egress", source, target, port) and passes("Ingress", target, source, port)) is allowed
 
 
-def test_ports_of_the_policies_are_those_of_the_pods() -> None:
+def test_policies_open_the_ports_that_pods_use() -> None:
     (deployment,), (config,) = of_kind("Deployment"), of_kind("ConfigMap")
     assert "http" in {port["name"] for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]}
     assert re.fullmatch(r"postgresql://\w+@postgres/\w+", config["data"]["DISTRANS_DB"]), "the default port, 5432"

@@ -1,4 +1,4 @@
-"""Thread budgets."""
+"""Thread limits."""
 
 import threading
 
@@ -7,7 +7,7 @@ import torch
 from client_agent.threads import limit_threads
 
 
-def test_each_thread_keeps_its_own_number_whatever_others_set_later() -> None:
+def test_each_thread_keeps_its_own_limit_whatever_others_set_later() -> None:
     before, found = torch.get_num_threads(), {}
     both_set = threading.Barrier(2)
 
@@ -24,4 +24,4 @@ def test_each_thread_keeps_its_own_number_whatever_others_set_later() -> None:
         thread.join()
     assert found == {1: 1, 3: 3}
     assert torch.get_num_threads() == before
-    torch.set_num_threads(before)  # threads of later tests begin with what was set last
+    torch.set_num_threads(before)  # new threads start with what was set last

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from lab.networks import deep, deep_normed
-from shared.backbones import build_backbone
-from shared.plan import ImagePlan
+from shared.contract.plan import ImagePlan
+from shared.learning.backbones import build_backbone
 
 
 @pytest.mark.parametrize("make", [deep, deep_normed])
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32)])
-def test_eight_convolutions_whose_features_are_neither_lost_nor_blown_up(
+def test_features_neither_vanish_nor_explode_after_eight_convolutions(
     make: Callable[[int, int, int], nn.Module], channels: int, side: int
 ) -> None:
     image = ImagePlan(channels=channels, height=side, width=side, mean=(0.5,) * channels, std=(0.5,) * channels)
@@ -22,7 +22,7 @@ def test_eight_convolutions_whose_features_are_neither_lost_nor_blown_up(
     assert 0.05 < float(features.detach().std()) < 5
 
 
-def test_they_differ_by_batchnorm_alone() -> None:
+def test_the_two_networks_differ_only_in_batchnorm() -> None:
     plain, normed = (list(make(3, 32, 32)) for make in (deep, deep_normed))  # type: ignore[call-overload]
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in normed) == 8
     assert [repr(layer) for layer in normed if not isinstance(layer, nn.BatchNorm2d)] == [repr(one) for one in plain]

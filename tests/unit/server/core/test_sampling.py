@@ -42,12 +42,12 @@ def test_chooses_at_least_one(clients: list[str], seed: int, number: int) -> Non
 
 @pytest.mark.parametrize(("fraction", "wanted"), [(0.1, 2), (0.15, 3), (0.3, 6), (0.7, 14), (0.71, 15)])
 def test_a_share_that_comes_out_even_is_not_rounded_up(fraction: float, wanted: int) -> None:
-    """0.7 × 20 is 14.000000000000002 in some orders of multiplication, and means 14."""
+    """0.7 × 20 may come out as 14.000000000000002, and means 14."""
     assert len(choose_participants(NAMES, fraction, 0, 1)) == wanted
 
 
 def test_the_choice_is_the_same_on_every_machine() -> None:
-    """A rerun of an old federation picks the same clients; this choice was made by the first release."""
+    """A rerun of an old federation must choose the same clients; the first release chose these."""
     assert choose_participants(NAMES, 0.2, seed=7, round_number=3) == ["site-05", "site-11", "site-13", "site-17"]
 
 
@@ -58,7 +58,7 @@ def test_rounds_and_seeds_choose_differently() -> None:
     assert len(by_seed) > 40
 
 
-def test_everybody_has_a_fair_share_of_the_rounds() -> None:
+def test_every_client_gets_a_fair_share_of_the_rounds() -> None:
     rounds = 2000
     counts = Counter(name for number in range(rounds) for name in choose_participants(NAMES, 0.25, 0, number))
     # Binomial(2000, ¼) has a standard deviation of 19; five of them either way.

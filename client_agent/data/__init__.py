@@ -1,0 +1,1 @@
+"""A site's images: found, decoded, matched to the plan's classes, and ready for training."""

@@ -1,0 +1,166 @@
+"""Which kept models may be served: the models on disk, the gate's decisions about them, and the pin."""
+
+from pathlib import Path
+
+from client_agent.errors import StateError
+from client_agent.model_key import ModelKey
+from client_agent.state.decisions import GateDecision, append_decision, compact, read_decisions
+from client_agent.state.kept_models import Bundle, KeptModel, KeptModels
+from shared.system.files import sync_folder, write_durably
+
+_MAX_DIGITS = 18
+
+
+class ModelStore:
+    """The kept models of a state folder, in order of preference."""
+
+    def __init__(self, folder: Path) -> None:
+        self._kept = KeptModels(folder / "models")
+        self._history_file, self._pin_file = folder / "history.jsonl", folder / "pin"
+
+    # Models
+
+    def save(self, bundle: Bundle, keep: int, served: ModelKey | None = None) -> None:
+        """Store a model, then remove all but the last `keep`, the pinned one, the first choice and the served one.
+
+        The served one differs from the first choice when the first choice is damaged.
+        """
+        self._kept.save(bundle)
+        protected = self.servable()[: 1 if self._pin() is None else 2]
+        if served is not None:
+            protected += [one for one in self._kept.all() if one.holds(served)]
+        self._kept.prune(keep, protected)
+
+    def all(self) -> list[KeptModel]:
+        """Return the kept models in order of arrival."""
+        return self._kept.all()
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the kept models in order of arrival."""
+        return list(dict.fromkeys(kept.key.number for kept in self._kept.all()))
+
+    def load(self, kept: KeptModel) -> Bundle:
+        """Read a kept model; raise StateError if it is damaged."""
+        return self._kept.load(kept)
+
+    def load_number(self, number: int) -> Bundle:
+        """Read the kept model with this number; of several, the last approved one, else the last to arrive."""
+        return self._kept.load(self._find(number))
+
+    def _find(self, number: int) -> KeptModel:
+        for kept in [*self._approved(), *reversed(self._kept.all())]:
+            if kept.key.number == number:
+                return kept
+        numbers = ", ".join(map(str, self.numbers())) or "none"
+        raise StateError(f"Model {number} is not kept here.", next_step=f"Kept: {numbers}.")
+
+    def servable(self) -> list[KeptModel]:
+        """Return the kept models that may be served, first choice first.
+
+        The pinned one, then the approved ones, latest decision first. A model without a decision is never included.
+        """
+        approved = self._approved()
+        return list(dict.fromkeys(self._pinned_model(approved) + approved))
+
+    def first_choice(self) -> KeptModel | None:
+        """Return the model that an agent started now would serve: the first servable one whose files are intact."""
+        return next((kept for kept in self.servable() if not self._kept.damage(kept)), None)
+
+    def _approved(self) -> list[KeptModel]:
+        kept = self._kept.all()
+        return [
+            one
+            for decision in reversed(self.history())
+            if decision.approved
+            for one in kept
+            if _is_about(decision, one)
+        ]
+
+    # Decisions
+
+    def add_decision(self, decision: GateDecision) -> None:
+        """Store a decision, which replaces an earlier one about the same model; of thousands, drop the oldest."""
+        kept = self._kept.all()
+        compact(self._history_file, lambda old: old.approved and any(_is_about(old, one) for one in kept))
+        append_decision(self._history_file, decision)
+
+    def history(self) -> list[GateDecision]:
+        """Return the last decision about each model, oldest first."""
+        return read_decisions(self._history_file)
+
+    def decision(self, kept: KeptModel) -> GateDecision | None:
+        """Return the gate's decision about a kept model, if there is one."""
+        return next((decision for decision in reversed(self.history()) if _is_about(decision, kept)), None)
+
+    def best_approved(self) -> GateDecision | None:
+        """Return the approved decision with the best score among the kept models, or else the last with a score.
+
+        Comparing with the latest model instead would let models get worse step by step, each within the margin.
+        """
+        scored = [decision for decision in self.history() if decision.approved and decision.with_offset is not None]
+        kept = self._kept.all()
+        among = [decision for decision in scored if any(_is_about(decision, one) for one in kept)] or scored[-1:]
+        return max(
+            among, key=lambda decision: (decision.with_offset and decision.with_offset.accuracy) or 0.0, default=None
+        )
+
+    # The pin
+
+    def pin(self, number: int | None) -> None:
+        """Pin /predict to a kept model, or unpin it so that it follows the newest again."""
+        if number is None:
+            self._pin_file.unlink(missing_ok=True)
+            sync_folder(self._pin_file.parent)
+        else:
+            kept = self._find(number)
+            self._kept.load(kept)
+            write_durably(self._pin_file, f"{kept.key.number} {kept.key.fingerprint}".encode())
+
+    def pinned(self) -> int | None:
+        """Return the number of the pinned model; None without a pin, or if the pin cannot be read."""
+        pin = self._pin()
+        return None if pin is None else pin[0]
+
+    def lacks_pinned(self) -> bool:
+        """Return whether the pinned model is no longer kept."""
+        return self._pin() is not None and not self._pinned_model(self._approved())
+
+    def pin_problem(self) -> str:
+        """Return why the pinned model cannot be served; empty if it can, or if there is no pin."""
+        if self.lacks_pinned():
+            return "It is no longer kept."
+        return "".join(self._kept.damage(kept) for kept in self._pinned_model(self._approved()))
+
+    def pin_text(self) -> str:
+        """Return the raw content of the pin file, to detect changes; raise OSError if it cannot be read."""
+        try:
+            return self._pin_file.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _pin(self) -> tuple[int, str] | None:
+        """Return number and fingerprint; older agents stored no fingerprint."""
+        try:
+            number, _, fingerprint = self.pin_text().strip().partition(" ")
+        except OSError:  # the gate reports it; approved models can still be served
+            return None
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
+        return (int(number), fingerprint) if is_number else None
+
+    def _pinned_model(self, approved: list[KeptModel]) -> list[KeptModel]:
+        pin = self._pin()
+        if pin is None:
+            return []
+        number, fingerprint = pin
+        named = [one for one in [*approved, *reversed(self._kept.all())] if one.key.number == number]
+        exact = [one for one in named if one.key.fingerprint == fingerprint]
+        # An older agent's pin has no fingerprint; it means that agent's folder as long as there is one.
+        return (exact if exact or fingerprint else named)[:1]
+
+
+def _is_about(decision: GateDecision, kept: KeptModel) -> bool:
+    # An older agent's decision has neither digest nor fingerprint, and is about a folder that such an agent wrote.
+    key = kept.key
+    return (
+        decision.model == key.number and decision.fingerprint == key.fingerprint and decision.digest in ("", key.digest)
+    )

@@ -1,0 +1,1 @@
+"""The site's web service: `/predict`, `/info`, health and metrics."""

@@ -1,0 +1,1 @@
+"""Generators for the documentation site: error codes, API reference, and the build itself."""

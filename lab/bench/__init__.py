@@ -1,0 +1,1 @@
+"""`distrans-lab bench`: speed as ratios within one run."""

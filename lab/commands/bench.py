@@ -1,0 +1,49 @@
+"""`distrans-lab bench`."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lab.commands.options import Device
+from shared.system.command_line import examples
+
+app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
+
+
+@app.command(epilog=examples("distrans-lab bench train lenet resnet18 --seconds 60"))
+def train(
+    backbones: Annotated[
+        list[str] | None, typer.Argument(metavar="BACKBONE", help="Networks (default: all built-in ones).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Minimum number of steps of each kind.")] = 9,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Minimum time per backbone, in seconds.")
+    ] = 20,
+    device: Device = "auto",
+) -> None:
+    """Measure local training.
+
+    Compares training at 3×64×64 and batch size 32 with a plain implementation that makes two passes.
+    """
+    from lab.bench.train import run_bench
+
+    run_bench(Console(), backbones, repeats, seconds, device)
+
+
+@app.command(epilog=examples("distrans-lab bench predict lenet --calls 1000"))
+def predict(
+    backbones: Annotated[
+        list[str] | None, typer.Argument(metavar="BACKBONE", help="Networks (default: lenet and resnet18).")
+    ] = None,
+    calls: Annotated[
+        int, typer.Option(metavar="N", min=10, help="Number of calls, by one caller and again by eight.")
+    ] = 400,
+) -> None:
+    """Measure latency and throughput of /predict.
+
+    Compares it at 64×64 with decoding and a forward pass of the same network alone.
+    """
+    from lab.bench.predict import run_bench
+
+    run_bench(Console(), backbones, calls)

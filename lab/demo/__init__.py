@@ -1,0 +1,1 @@
+"""`distrans-lab demo`: a federation of real processes on one machine."""

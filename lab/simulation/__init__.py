@@ -1,0 +1,1 @@
+"""Federations in memory, running the same method code as the programs."""

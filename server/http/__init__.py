@@ -1,0 +1,1 @@
+"""Everything around the application: the process, its sockets, its background threads, and middleware."""

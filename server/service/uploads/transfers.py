@@ -1,0 +1,223 @@
+"""What both kinds of upload share: the row and bytes of one in progress, and its acceptance as an update."""
+
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
+from server.service.client_tokens import require_current_client
+from server.service.context import Context, Identity, update_spec, wake_aggregator
+from server.service.queries import round_of
+from server.service.transitions import advance
+from server.service.uptime import uptime
+from server.store import blobs
+from server.store.database import LOCK
+from server.store.tables import Client, Federation, Participant, Round, Transfer, Update
+from shared.contract.errors import WireError
+from shared.contract.measurements import TrainingReport
+from shared.contract.messages import UpdateReceipt
+from shared.tensors.spec import Spec
+
+Result = TypeVar("Result")
+
+
+class UpdateTooLarge(TooLarge):
+    """More bytes than an update of the round may have."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__("too-large", f"An update of this round may have at most {spec.max_total_bytes} bytes.")
+        self.max_bytes = spec.max_total_bytes
+
+
+def check_opening(session: Session, identity: Identity, round_id: int, length: int | None) -> tuple[Spec, bool]:
+    """Lock the client's part in the round; return the update's spec and whether an update was accepted before.
+
+    Raise if the length is over the limit, or if the round is closed without an update of this client.
+    """
+    round_ = lock_participant(session, identity, round_id)
+    spec = spec_of(session, round_)
+    if length is not None and length > spec.max_total_bytes:
+        raise UpdateTooLarge(spec)
+    is_accepted = session.get(Update, (round_id, identity.client_id)) is not None
+    if not is_accepted:
+        require_open_round(session, round_)
+    return spec, is_accepted
+
+
+def lock_participant(session: Session, identity: Identity, round_id: int) -> Round:
+    """Return the round, with this client's part locked so that its requests run one after another."""
+    round_ = round_of(session, identity, round_id)
+    session.get_one(Participant, (round_id, identity.client_id), with_for_update=LOCK)
+    return round_
+
+
+def lock(session: Session, identity: Identity, round_id: int, transfer_id: str) -> tuple[Participant, Transfer]:
+    """Lock and return the client's part, as in `lock_participant`, then the upload; raise if the upload has ended."""
+    participant = session.get_one(Participant, (round_id, identity.client_id), with_for_update=LOCK)
+    return participant, _lock_transfer(session, transfer_id)
+
+
+def _lock_transfer(session: Session, transfer_id: str) -> Transfer:
+    transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
+    if transfer is None:
+        raise upload_ended()
+    return transfer
+
+
+def spec_of(session: Session, round_: Round) -> Spec:
+    """Return the spec of an update of the round."""
+    return update_spec(session.get_one(Federation, round_.federation_id).plan, round_.facts)
+
+
+def require_open_round(session: Session, round_: Round) -> None:
+    """Raise Gone, with the reason, unless the round is open."""
+    federation = session.get_one(Federation, round_.federation_id)
+    if round_.state == "open":
+        return
+    fate = {
+        "aggregating": "it has closed and is being aggregated",
+        "done": "it is done",
+        "failed": f"it failed: {round_.reason}",
+    }[round_.state]
+    raise Gone(
+        "round-closed",
+        f"Round {round_.number} accepts no more updates: {fate}. The federation is {federation.state}.",
+        next_step="GET /v1/task returns what to do next.",
+    )
+
+
+def upload_ended() -> Conflict:
+    """Return the error for a request whose upload no longer exists."""
+    return Conflict("upload-replaced", "A newer upload of this client, or the end of the round, ended this one.")
+
+
+def find(session: Session, round_id: int, identity: Identity) -> Transfer | None:
+    """Return the client's upload in progress, if any."""
+    return session.query(Transfer).filter_by(round_id=round_id, client_id=identity.client_id).one_or_none()
+
+
+def start(
+    session: Session, ctx: Context, identity: Identity, round_id: int, *, resumable: bool, length: int, digest: str = ""
+) -> Transfer:
+    """Start an upload, replacing an earlier one of the client."""
+    old = find(session, round_id, identity)
+    if old is not None:
+        remove_in(session, old)
+    transfer = Transfer(
+        id=uuid.uuid4().hex,
+        round_id=round_id,
+        client_id=identity.client_id,
+        blob_id=blobs.begin_blob(session),
+        resumable=resumable,
+        length_bytes=length,
+        digest=digest,
+        started_at=ctx.clock(),
+        touched_uptime=uptime(session),
+    )
+    session.add(transfer)
+    session.flush()
+    return transfer
+
+
+def append(session: Session, participant: Participant, transfer: Transfer, pieces: list[blobs.Piece]) -> int:
+    """Append bytes and return the new size.
+
+    An upload counts as growing only beyond the largest size the client ever reached: otherwise a client that keeps
+    starting over could hold the round open past its deadline with next to nothing.
+    """
+    size_bytes = blobs.append(session, transfer.blob_id, pieces)
+    if pieces:
+        transfer.touched_uptime = uptime(session)
+    if size_bytes > participant.most_bytes:
+        participant.most_bytes, transfer.grown_uptime = size_bytes, transfer.touched_uptime
+    return size_bytes
+
+
+def remove_in(session: Session, transfer: Transfer) -> None:
+    """Remove an upload in the caller's transaction, unless it just became an update or is already gone."""
+    removed = session.execute(delete(Transfer).where(Transfer.id == transfer.id))
+    if removed.rowcount:  # type: ignore[attr-defined]  # a DELETE's result has it
+        blobs.remove_in(session, transfer.blob_id)
+
+
+def remove(ctx: Context, transfer_id: str) -> None:
+    """Remove an upload by its id, if it still exists."""
+    with ctx.db.write() as session:
+        transfer = session.get(Transfer, transfer_id)
+        if transfer is not None:
+            remove_in(session, transfer)
+
+
+def translating_wire_errors(step: Callable[[], Result]) -> Result:
+    """Run a step of a Checker; raise its WireError as InvalidInput."""
+    try:
+        return step()
+    except WireError as error:
+        raise InvalidInput(error.code, error.message, next_step=error.next_step) from error
+
+
+def accept(
+    ctx: Context, identity: Identity, round_id: int, transfer_id: str, digest: str, metadata: dict[str, str]
+) -> UpdateReceipt:
+    """Turn a complete, valid upload into the client's update and advance the round. A repeat gets the same receipt."""
+    try:
+        report = TrainingReport.model_validate_json(metadata.get("report", ""))
+    except ValidationError as error:
+        raise InvalidInput(
+            "invalid-report",
+            "The metadata contains no valid training report.",
+            next_step="Put the report as JSON under 'report' in the safetensors metadata.",
+        ) from error
+    with ctx.db.write() as session:
+        # The federation's lock serializes the last two uploads: the second one sees the first.
+        federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
+        round_ = lock_participant(session, identity, round_id)
+        if session.get(Update, (round_id, identity.client_id)) is None:
+            require_current_client(session, identity)  # its token was checked when the request started
+            require_open_round(session, round_)
+            transfer = _lock_transfer(session, transfer_id)
+            blob = blobs.seal(session, transfer.blob_id, digest)
+            update = Update(
+                round_id=round_id,
+                client_id=identity.client_id,
+                blob_id=blob.id,
+                digest=digest,
+                size_bytes=blob.size_bytes,
+                report=report.model_dump_json(),
+                received_at=ctx.clock(),
+            )
+            session.add(update)
+            session.delete(transfer)
+            session.get_one(Client, identity.client_id).heard_uptime = uptime(session)  # the next round may open now
+            session.flush()
+            wake_aggregator(federation)  # fold this update now, not when the round closes
+            advance(session, ctx, federation)
+            return _receipt(session, update)
+    return repeated_receipt(ctx, identity, round_id, digest)  # another request of the same client was first
+
+
+def repeated_receipt(ctx: Context, identity: Identity, round_id: int, digest: str | None) -> UpdateReceipt:
+    """Return the receipt of the accepted update for a repeat of the same bytes; raise Conflict for other bytes."""
+    with ctx.db.read() as session:
+        update = session.get_one(Update, (round_id, identity.client_id))
+        if update.digest != digest:
+            which = "A different" if digest else "An"
+            raise Conflict(
+                "already-uploaded",
+                f"{which} update of this client was already accepted for this round.",
+                next_step="It cannot be replaced; continue with the next task.",
+            )
+        return _receipt(session, update)
+
+
+def _receipt(session: Session, update: Update) -> UpdateReceipt:
+    return UpdateReceipt(
+        round=session.get_one(Round, update.round_id).number,
+        digest=update.digest,
+        size_bytes=update.size_bytes,
+        received_at=update.received_at,
+    )

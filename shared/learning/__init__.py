@@ -1,0 +1,1 @@
+"""Networks, offsets, training and evaluation. Importing this package alone loads nothing heavy."""

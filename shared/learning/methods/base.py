@@ -1,0 +1,237 @@
+"""The contract of a method: its server half runs at the coordinator, its client half at every agent.
+
+Tensors come in three kinds. *Shared* tensors are the same for all clients and averaged on upload. *Personal* tensors
+are addressed to one client, in either direction. *Private* tensors never leave the agent, which keeps them from round
+to round. A federation runs as follows, where `round_` is a RoundContext:
+
+    state = server.initial_state()
+    for each round:
+        facts = server.facts(roster)
+        for each participant:
+            personal = server.personal(state, client, round_)
+            update, private = client_half.train(RoundTask(client.id, number, state.shared, personal, facts), private, …)
+            server.fold(mean, update.shared, client)
+        state = server.finish(state, mean.result(), uploads, round_)
+
+Halves hold no state: they take state and return new state, so a round repeated after a crash gives the same result.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from shared.contract.frozen import Frozen
+from shared.contract.limits import MAX_WEIGHT
+from shared.contract.measurements import TrainingReport
+from shared.contract.plan import FederationPlan
+from shared.tensors.names import PERSONAL, SHARED, Tensors, add_prefix
+from shared.tensors.spec import Spec
+from shared.tensors.wire import encode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shared.learning.runtime import Runtime
+    from shared.tensors.mean import RunningMean
+
+Options = TypeVar("Options", bound=Frozen)
+Facts = dict[str, str]  # the coordinator's decisions for a round beyond the plan, e.g. the offset aggregation in force
+
+
+def options_of(plan: FederationPlan, kind: type[Options]) -> Options:
+    """Return the plan's method options, which must be of this kind."""
+    if not isinstance(plan.method, kind):
+        raise TypeError(f"this plan is for {plan.method.name}")
+    return plan.method
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What the coordinator knows about a client."""
+
+    id: str
+    class_counts: tuple[int, ...]
+
+    @property
+    def images(self) -> int:
+        """Total number of training images."""
+        return sum(self.class_counts)
+
+
+PersonalUploads = Iterable[tuple[ClientRecord, Tensors]]  # each client's personal tensors
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What the coordinator freezes when a round opens: the enrolled clients and its decisions beyond the plan."""
+
+    roster: Sequence[ClientRecord]
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the coordinator keeps between rounds: the published model, and tensors that never leave it."""
+
+    shared: Tensors
+    private: Tensors = field(default_factory=dict)
+
+
+class ServerHalf(ABC):
+    """The coordinator's half of a method."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
+        """Return θ⁰ and the rest of the initial state; `pretrained` weights replace the random ones."""
+
+    def facts(self, roster: Sequence[ClientRecord]) -> Facts:
+        """Return decisions for the next round beyond the plan; frozen when it opens and sent to its participants."""
+        del roster
+        return {}
+
+    @abstractmethod
+    def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> Tensors:
+        """Return the personal tensors to send to a client; a pure function."""
+
+    def weight(self, client: ClientRecord) -> int:
+        """Return a client's weight in the mean, from the frozen roster rather than from its update."""
+        return min(max(client.images, 1), MAX_WEIGHT) if self.plan.averaging == "samples" else 1
+
+    def fold(self, mean: "RunningMean", shared: Tensors, client: ClientRecord) -> None:
+        """Add a client's shared tensors to the round's mean, in any order."""
+        mean.add(shared, self.weight(client))
+
+    @abstractmethod
+    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
+        """Return the state after the round. `uploads` are the personal tensors, in client-id order."""
+
+    @abstractmethod
+    def update_spec(self, facts: Facts) -> Spec:
+        """Return the spec of an update, with wire names."""
+
+    def model_spec(self) -> Spec:
+        """Return the spec of the published model; agents check downloads against it."""
+        return Spec.of(self.initial_state().shared)
+
+    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
+        """Return the specs that personal tensors sent to a client may match under these facts; at least one."""
+        del facts
+        return [Spec({})]
+
+    def private_spec(self, found: Spec) -> Spec:
+        """Return the spec that stored private state with the spec `found` must match before it is used.
+
+        By default, tensors of the initial state must be present and keep their shape.
+        """
+        return found | Spec.of(self.initial_state().private)
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """A client's part in a round: the model, its personal tensors and the round's facts."""
+
+    client_id: str
+    round: int
+    shared: Tensors
+    personal: Tensors
+    facts: Facts = field(default_factory=dict)
+
+
+class LocalData(Protocol):
+    """A site's training images."""
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+
+    @property
+    def labels(self) -> "Tensor":
+        """Label of each image."""
+
+    def batches(self, size: int, seed: int) -> "Iterator[tuple[Tensor, Tensor]]":
+        """Yield (images B×C×H×W, labels B) in one pass over all images, in an order determined by the seed."""
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """The progress of local training after a batch."""
+
+    epoch: int
+    batch: int
+    batches: int
+    images: int
+    loss: float
+    accuracy: float
+
+
+def _default_runtime() -> "Runtime":
+    from shared.learning.runtime import Runtime
+
+    return Runtime()
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """What the agent provides for training: its data, its device, and hooks for progress and interruption."""
+
+    data: LocalData
+    runtime: "Runtime" = field(default_factory=_default_runtime)
+    on_batch: Callable[[BatchProgress], None] | None = None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+class TrainingInterrupted(Exception):
+    """Local training stopped on request; nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client uploads for a round."""
+
+    shared: Tensors
+    personal: Tensors
+    report: TrainingReport
+
+    def encode(self) -> bytes:
+        """Return the update in wire format."""
+        tensors = add_prefix(self.shared, SHARED) | add_prefix(self.personal, PERSONAL)
+        return encode(tensors, {"report": self.report.model_dump_json()})
+
+
+class Predictor(Protocol):
+    """A model ready to predict, including the client's offset if the method has one."""
+
+    def __call__(self, images: "Tensor") -> "Tensor":
+        """Map normalized images (B, C, H, W) to logits (B, classes). Thread-safe."""
+
+
+class ClientHalf(ABC):
+    """The agent's half of a method."""
+
+    def __init__(self, plan: FederationPlan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def train(self, task: RoundTask, private: Tensors, context: TrainingContext) -> tuple[Update, Tensors]:
+        """Train for one round; return the update and the private tensors to keep once the update is stored."""
+
+    @abstractmethod
+    def predictor(self, task: RoundTask, private: Tensors, runtime: "Runtime", *, use_offset: bool = True) -> Predictor:
+        """Return the predictor for `/predict` and evaluation; `task` has the newest model and personal tensors.
+
+        `use_offset=False` leaves out the offset, if the method has one, for comparison.
+        """
+
+    def alternative(self, task: RoundTask, private: Tensors, runtime: "Runtime") -> Predictor | None:
+        """Return the predictor of a second model the client keeps, to evaluate alongside; None by default."""
+        del task, private, runtime
+        return None
+
+    def offset(self, task: RoundTask, private: Tensors) -> "Tensor | None":
+        """Return the offset the predictor applies; None for methods without one."""
+        del task, private
+        return None

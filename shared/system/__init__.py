@@ -1,0 +1,1 @@
+"""What every program needs from its machine: a command line, secrets, durable files."""

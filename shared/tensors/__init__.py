@@ -1,0 +1,1 @@
+"""Named tensors: wire format, specs and the order-independent mean."""

@@ -65,6 +65,18 @@ class DistransOptions(Frozen):
         description="Whose offsets are bounded. At a client with a single class, an unbounded offset becomes a key for "
         "that class.",
     )
+    offset_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the model's steps that see the image without the offset (α = 0), so that the model also "
+        "works without it.",
+    )
+    offset_loss: Literal["plain", "prior"] = Field(
+        "plain",
+        description="What the offset learns from: the plain loss, or the loss with logits adjusted by the client's "
+        "class frequencies, so that it describes images rather than frequencies.",
+    )
     offset_gradient: Literal["mean", "sum"] = Field(
         "mean", description="Whether the offset's gradient is averaged or summed over a batch."
     )
@@ -108,6 +120,18 @@ class DistransOptions(Frozen):
                 "batchnorm",
                 "shared_dropout",
                 "input_channels",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _separate_steps_need_the_alternating_rule(self) -> Self:
+        if self.update_rule == "joint" and (self.offset_dropout or self.offset_loss == "prior"):
+            raise ConflictingFields(
+                "offset_dropout and offset_loss = 'prior' need a step of their own for the offset; use "
+                "update_rule = 'alternating'",
+                "update_rule",
+                "offset_dropout",
+                "offset_loss",
             )
         return self
 

@@ -126,6 +126,15 @@ class DoubleChannelModel(_Classifier):
         add_auxiliary(self.backbone)
         use_layers(self.backbone, "halves")
 
+    @contextmanager
+    def blending(self, alpha: float) -> Iterator[None]:
+        """Use another α for a while; with 0, both channels see the unmodified image."""
+        before, self.alpha = self.alpha, alpha
+        try:
+            yield
+        finally:
+            self.alpha = before
+
     def image_term(self, x: Tensor) -> Tensor | None:
         """Return the part of `forward` that does not depend on the offset, for reuse; None if there is none."""
         return self._stem[0].image_term(x) if self._stem else None

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from shared.contract.class_totals import class_totals_fact
 from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_WEIGHT
 from shared.contract.measurements import TrainingReport
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from shared.tensors.mean import RunningMean
 
 Options = TypeVar("Options", bound=Frozen)
-Facts = dict[str, str]  # the coordinator's decisions for a round beyond the plan, e.g. the offset aggregation in force
+Facts = dict[str, str]  # what a round adds to the plan: class totals, the offset aggregation in force, …
 
 
 def options_of(plan: FederationPlan, kind: type[Options]) -> Options:
@@ -89,9 +90,11 @@ class ServerHalf(ABC):
         """Return θ⁰ and the rest of the initial state; `pretrained` weights replace the random ones."""
 
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
-        """Return decisions for the next round beyond the plan; frozen when it opens and sent to its participants."""
-        del roster
-        return {}
+        """Return what the next round adds to the plan; frozen when it opens and sent to its participants.
+
+        Every method publishes the federation's class totals; some add decisions of their own.
+        """
+        return class_totals_fact(client.class_counts for client in roster)
 
     @abstractmethod
     def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> Tensors:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from shared.contract.class_totals import read_class_totals
 from shared.contract.method_options import DistransOptions
 from shared.contract.plan import FederationPlan
 from shared.learning.generator import GeneratorTrainer
-from shared.learning.heterogeneity import class_embeddings, distributional_heterogeneity
+from shared.learning.heterogeneity import class_embeddings, count_classes, distributional_heterogeneity
 from shared.learning.methods.base import (
     ClientHalf,
     ClientRecord,
@@ -41,6 +42,7 @@ from shared.learning.methods.modules import (
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, mean_loss
 from shared.learning.model import DoubleChannelModel, build_double, frozen_statistics
 from shared.learning.offsets import initial_offset, relative_motion
+from shared.learning.priors import prior_shift
 from shared.learning.runtime import Runtime
 from shared.learning.weight_fitting import fit_weights
 from shared.tensors.mean import RunningMean
@@ -71,7 +73,7 @@ class DistransServer(ServerHalf):
         elif wanted == "auto":
             dh = distributional_heterogeneity([client.class_counts for client in roster])
             wanted = "network" if dh < self.options.dh_threshold else "none"
-        return {_AGGREGATION: wanted}
+        return super().facts(roster) | {_AGGREGATION: wanted}
 
     @override
     def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
@@ -201,7 +203,7 @@ class DistransClient(ClientHalf):
         start = current_offset(task, private)
         first = private.get("initial_offset", task.personal.get("initial_offset", start))
         offset = start.to(runtime.device).clone().requires_grad_()
-        stepper = OffsetStepper(net, offset, self.plan, self.options, runtime)
+        stepper = OffsetStepper(net, offset, self.plan, self.options, runtime, self._prior_shift(task, context.data))
         aggregated = task.facts[_AGGREGATION] != "none"
         center = start if aggregated else private.get("bound_centre", first)
         if self._is_bounded(context.data):
@@ -216,6 +218,13 @@ class DistransClient(ClientHalf):
         if self.options.batchnorm_statistics == "averaged":
             return Update(detached_state(net), uploaded, report), kept
         return Update(parameters_of(net), uploaded, report), kept | add_prefix(buffers_of(net), _BUFFERS)
+
+    def _prior_shift(self, task: RoundTask, data: LocalData) -> Tensor | None:
+        """Return the logit shift for the offset's loss; None if the plan or the federation has none."""
+        totals = read_class_totals(task.facts, len(self.plan.classes))
+        if self.options.offset_loss == "plain" or totals is None:
+            return None
+        return prior_shift(count_classes(data.labels, len(self.plan.classes)).tolist(), totals)
 
     def _is_bounded(self, data: LocalData) -> bool:
         if self.options.offset_bound is None or self.options.bounded_clients == "none":
@@ -246,9 +255,17 @@ class OffsetStepper:
     """Optimizes model and offset jointly, batch by batch, by the plan's update rule."""
 
     def __init__(
-        self, net: DoubleChannelModel, offset: Tensor, plan: FederationPlan, options: DistransOptions, runtime: Runtime
+        self,
+        net: DoubleChannelModel,
+        offset: Tensor,
+        plan: FederationPlan,
+        options: DistransOptions,
+        runtime: Runtime,
+        prior_shift: Tensor | None = None,
     ) -> None:
+        """`prior_shift` is added to the logits in the offset's loss, so that the offset need not learn the prior."""
         self._net, self._offset, self._options, self._runtime = net, offset, options, runtime
+        self._prior_shift = None if prior_shift is None else prior_shift.to(runtime.device)
         self._forward = runtime.forward_of(net)
         self._model = ModelStepper(net, plan, runtime)
         self._frozen = options.effective_offset_lr == 0 or options.alpha == 0
@@ -277,21 +294,25 @@ class OffsetStepper:
         with self._runtime.autocast():
             image_term = None if self._runtime.compile else self._net.image_term(x)
         with frozen_statistics(self._net):
-            _, loss = self._loss(x, y, self._offset, None if image_term is None else image_term.detach())
+            logits = self._logits(x, self._offset, None if image_term is None else image_term.detach())
+            loss = mean_loss(logits if self._prior_shift is None else logits.float() + self._prior_shift, y)
             # Ask only for the offset's gradient, so that none are computed for the weights.
             (gradient,) = torch.autograd.grad(loss * scale, [self._offset])
         self._step_offset(gradient, scale, len(y))
-        return self._step_model(x, y, self._offset.detach(), image_term)
+        # Drawn only if needed: without dropout, the random numbers are those of earlier releases.
+        is_dropped = self._options.offset_dropout > 0 and float(torch.rand(())) < self._options.offset_dropout
+        with self._net.blending(0.0 if is_dropped else self._options.alpha):
+            return self._step_model(x, y, self._offset.detach(), image_term)
 
-    def _loss(self, x: Tensor, y: Tensor, offset: Tensor, image_term: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _logits(self, x: Tensor, offset: Tensor, image_term: Tensor | None = None) -> Tensor:
         with self._runtime.autocast():
-            logits = self._forward(x, offset, image_term)
-        return logits, mean_loss(logits, y)
+            return self._forward(x, offset, image_term)
 
     def _step_model(
         self, x: Tensor, y: Tensor, offset: Tensor, image_term: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        logits, loss = self._loss(x, y, offset, image_term)
+        logits = self._logits(x, offset, image_term)
+        loss = mean_loss(logits, y)
         self._model.step(loss)
         return logits.detach(), loss.detach()
 

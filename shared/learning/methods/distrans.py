@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from shared.contract.class_totals import read_class_totals
 from shared.contract.method_options import DistransOptions
 from shared.contract.plan import FederationPlan
 from shared.learning.generator import GeneratorTrainer
-from shared.learning.heterogeneity import class_embeddings, count_classes, distributional_heterogeneity
+from shared.learning.heterogeneity import class_embeddings, distributional_heterogeneity
 from shared.learning.methods.base import (
     ClientHalf,
     ClientRecord,
@@ -42,8 +41,8 @@ from shared.learning.methods.modules import (
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, mean_loss
 from shared.learning.model import DoubleChannelModel, build_double, frozen_statistics
 from shared.learning.offsets import initial_offset, relative_motion
-from shared.learning.priors import prior_shift
 from shared.learning.runtime import Runtime
+from shared.learning.site_prior import site_prior_shift
 from shared.learning.weight_fitting import fit_weights
 from shared.tensors.mean import RunningMean
 from shared.tensors.names import PERSONAL, SHARED, Tensors, add_prefix, strip_prefix
@@ -203,7 +202,8 @@ class DistransClient(ClientHalf):
         start = current_offset(task, private)
         first = private.get("initial_offset", task.personal.get("initial_offset", start))
         offset = start.to(runtime.device).clone().requires_grad_()
-        stepper = OffsetStepper(net, offset, self.plan, self.options, runtime, self._prior_shift(task, context.data))
+        shift = site_prior_shift(self.plan, task, context.data) if self.options.offset_loss == "prior" else None
+        stepper = OffsetStepper(net, offset, self.plan, self.options, runtime, shift)
         aggregated = task.facts[_AGGREGATION] != "none"
         center = start if aggregated else private.get("bound_centre", first)
         if self._is_bounded(context.data):
@@ -218,13 +218,6 @@ class DistransClient(ClientHalf):
         if self.options.batchnorm_statistics == "averaged":
             return Update(detached_state(net), uploaded, report), kept
         return Update(parameters_of(net), uploaded, report), kept | add_prefix(buffers_of(net), _BUFFERS)
-
-    def _prior_shift(self, task: RoundTask, data: LocalData) -> Tensor | None:
-        """Return the logit shift for the offset's loss; None if the plan or the federation has none."""
-        totals = read_class_totals(task.facts, len(self.plan.classes))
-        if self.options.offset_loss == "plain" or totals is None:
-            return None
-        return prior_shift(count_classes(data.labels, len(self.plan.classes)).tolist(), totals)
 
     def _is_bounded(self, data: LocalData) -> bool:
         if self.options.offset_bound is None or self.options.bounded_clients == "none":

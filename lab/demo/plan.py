@@ -30,11 +30,7 @@ def plan_text(options: DemoOptions, classes: tuple[str, ...]) -> str:
     """Return a plan for images of these classes, as TOML."""
     digits = options.data == DIGITS
     side = {"lenet": 16 if digits else 32, "alexnet": 64}.get(options.backbone, 32)
-    preset = (
-        'preset = "learned-offset"  # Adam on the offset, so that it moves noticeably\n'
-        if options.method == "distrans"
-        else ""
-    )
+    preset = 'preset = "offset-dropout"  # the default of plans\n' if options.method == "distrans" else ""
     names = ", ".join(json.dumps(name, ensure_ascii=False) for name in classes)
     return f"""\
 # The demo's plan. To change it, edit a copy and run: distrans-lab demo --plan COPY

@@ -37,7 +37,7 @@ from shared.http.openapi import problem_responses
 router = APIRouter(tags=["federations"], route_class=guarded(authenticate_caller))
 _EXAMPLE = {
     "name": "lung-nodules",
-    "preset": "learned-offset",
+    "preset": "offset-dropout",
     "classes": ["benign", "malignant"],
     "image": {"channels": 1, "height": 64, "width": 64},
     "model": {"backbone": "resnet18"},
@@ -45,7 +45,7 @@ _EXAMPLE = {
 }
 _READ = problem_responses(401, 403, 404, 422, 429)
 _CHANGE = problem_responses(401, 403, 404, 409, 413, 415, 422, 429)
-Plan = Annotated[FederationPlan, Body(openapi_examples={"learned offset": {"value": _EXAMPLE}})]
+Plan = Annotated[FederationPlan, Body(openapi_examples={"default": {"value": _EXAMPLE}})]
 Confirm = Annotated[str, Query(max_length=64, description="The federation's name again, as confirmation.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries to return.")]
 

@@ -5,7 +5,7 @@ EXAMPLE_PLAN = """\
 # preset chooses are commented out: another preset chooses other values.
 name = "lung-nodules"                  # letters, digits, . _ -
 classes = ["benign", "malignant"]      # matched with the sites' class names
-preset = "learned-offset"              # learned offsets; "paper": the published settings; docs/plan-reference.md
+preset = "offset-dropout"              # ours; "paper": the published settings; others in docs/plan-reference.md
 seed = 0                               # determines everything random
 averaging = "uniform"                  # or "samples": weight sites by their number of images
 
@@ -31,6 +31,8 @@ update_rule = "alternating"            # Algorithm 1; "joint": the authors' code
 # offset_lr = 0.05                     # unset: 0.001 (sgd), 0.05 (adam), 0.02 (sign-sgd); 0 freezes the offsets
 # offset_bound = 0.3                   # how far an offset may move from its start …
 bounded_clients = "single-class"       # … at sites with one class; or "all", "none"
+# offset_dropout = 0.5                 # share of the model's steps without the offset, to keep what sites share
+# offset_loss = "prior"                # "plain": the offset also learns which classes a site has
 offset_gradient = "mean"               # or "sum" over the images of a batch
 # offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # for control experiments: one offset for all sites
@@ -53,11 +55,11 @@ width = 512
 
 [training]                             # at each site, in each round
 batch_size = 32
-epochs = 1
-lr = 0.005
+# epochs = 2
+# lr = 0.05                            # lower it if training diverges, as fine-tuned networks may
 momentum = 0.0
 weight_decay = 0.0
-# clip_norm = 10.0                     # maximum norm of the gradient; unset: no clipping
+# clip_norm = 1.0                      # maximum norm of the gradient
 
 [rounds]
 count = 100

@@ -161,7 +161,7 @@ class FederationPlan(Frozen):
     name: Name = Field(description="Name of the federation: at most 64 letters, digits, dots, dashes and underscores.")
     preset: Preset = Field(
         DEFAULT_PRESET,
-        description="Defaults to start from: learned offsets, the published settings, or those of other authors.",
+        description="Defaults to start from: ours, the published settings, or those of other authors.",
     )
     classes: tuple[ClassName, ...] = Field(
         min_length=2, max_length=100_000, description="Class names; sites match their own class names against these."

@@ -102,7 +102,7 @@ class TestExamplePlan:
         assert plan.method == defaults.method.model_copy(update={"offset_lr": 0.05})
 
     def test_example_plan_works_with_another_preset(self, succeed: Succeed) -> None:
-        example = succeed("federation", "create", "--example").replace('"learned-offset"', '"paper"', 1)
+        example = succeed("federation", "create", "--example").replace('"offset-dropout"', '"paper"', 1)
         expected = FederationPlan(name="lung-nodules", classes=("benign", "malignant"), preset="paper")
         assert parse_plan(example) == expected
 

@@ -23,6 +23,7 @@ def plan_of(method: str = "distrans", **changes: Any) -> FederationPlan:
     return validate_plan(
         {
             "name": "digits",
+            "preset": "learned-offset",
             "classes": [str(digit) for digit in range(10)],
             "image": dataset_info("digits").image.model_dump(),
             "method": options | changes.pop("method_options", {}),

@@ -293,8 +293,9 @@ class OffsetStepper:
             (gradient,) = torch.autograd.grad(loss * scale, [self._offset])
         self._step_offset(gradient, scale, len(y))
         # Drawn only if needed: without dropout, the random numbers are those of earlier releases.
-        is_dropped = self._options.offset_dropout > 0 and float(torch.rand(())) < self._options.offset_dropout
-        with self._net.blending(0.0 if is_dropped else self._options.alpha):
+        if self._options.offset_dropout == 0 or float(torch.rand(())) >= self._options.offset_dropout:
+            return self._step_model(x, y, self._offset.detach(), image_term)
+        with self._net.blending(0.0):
             return self._step_model(x, y, self._offset.detach(), image_term)
 
     def _logits(self, x: Tensor, offset: Tensor, image_term: Tensor | None = None) -> Tensor:

@@ -100,7 +100,7 @@ plans = st.fixed_dictionaries(
         ),
     },
     optional={
-        "preset": st.sampled_from(["paper", "learned-offset"]),
+        "preset": st.sampled_from(["paper", "learned-offset", "offset-dropout"]),
         "seed": st.integers(0, 2**63 - 1),
         "averaging": st.sampled_from(["uniform", "samples"]),
         "image": st.fixed_dictionaries(

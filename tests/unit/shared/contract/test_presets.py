@@ -12,8 +12,19 @@ from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord
 
 
-def test_learned_offset_is_the_default() -> None:
-    assert parse_plan(MINIMAL) == parse_plan('preset = "learned-offset"\n' + MINIMAL)
+def test_offset_dropout_is_the_default() -> None:
+    assert parse_plan(MINIMAL) == parse_plan('preset = "offset-dropout"\n' + MINIMAL)
+
+
+def test_offset_dropout_is_learned_offset_with_dropout_and_the_prior() -> None:
+    plan, learned = (parse_plan(f'preset = "{name}"\n' + MINIMAL) for name in ("offset-dropout", "learned-offset"))
+    assert isinstance(learned.method, DistransOptions)
+    assert plan.method == learned.method.model_copy(update={"offset_dropout": 0.5, "offset_loss": "prior"})
+
+
+def test_default_training_settings_apply_to_other_methods_too() -> None:
+    plan = parse_plan(MINIMAL + '[method]\nname = "fedavg"')
+    assert (plan.method, plan.training) == (FedAvgOptions(), parse_plan(MINIMAL).training)
 
 
 def test_plan_overrides_its_preset() -> None:
@@ -32,7 +43,7 @@ def test_learned_offset_preset_trains_bounded_offsets_with_adam() -> None:
     assert (plan.method.offset_init, plan.method.alpha) == ("zeros", 0.3)
     assert (plan.method.offset_bound, plan.method.bounded_clients) == (0.3, "single-class")
     same = [ClientRecord(name, (5, 5)) for name in "ab"]  # DH 0 %
-    assert server_half(plan).facts(same) == {"offset_aggregation": "none"}
+    assert server_half(plan).facts(same)["offset_aggregation"] == "none"
     assert plan.model.activation == "relu"
 
 
@@ -42,7 +53,7 @@ def test_plan_overrides_single_settings_of_learned_offset() -> None:
     assert (plan.method.alpha, plan.method.offset_optimizer, plan.method.offset_lr) == (0.1, "adam", 0.2)
 
 
-@pytest.mark.parametrize("preset", ["paper", "learned-offset"])
+@pytest.mark.parametrize("preset", ["paper", "learned-offset", "offset-dropout"])
 def test_fedavg_ignores_offset_settings_of_a_preset(preset: str) -> None:
     plan = parse_plan(f'preset = "{preset}"\n' + MINIMAL + '[method]\nname = "fedavg"')
     assert plan.method == FedAvgOptions()
@@ -72,7 +83,7 @@ def test_stored_plan_ignores_later_changes_to_its_preset() -> None:
     del stored["method"]["offset_bound"]
     plan = read_stored_plan(json.dumps(stored))
     assert isinstance(plan.method, DistransOptions)
-    assert (plan.preset, plan.method.offset_bound, plan.method.offset_init) == ("learned-offset", None, "zeros")
+    assert (plan.preset, plan.method.offset_bound, plan.method.offset_init) == ("offset-dropout", None, "zeros")
     assert read_stored_plan(parse_plan(PAPER).model_dump_json()) == parse_plan(PAPER)
     received = FederationPlanAnswer.model_validate_json(json.dumps({"federation": "birds", "plan": stored}))
     assert received.plan == plan

@@ -38,6 +38,7 @@ def plan_with(backbone: str = "lenet", side: int = 14, averaging: str = "uniform
     return validate_plan(
         {
             "name": "fedavg",
+            "preset": "learned-offset",
             "classes": [str(number) for number in range(CLASSES)],
             "averaging": averaging,
             "image": {"channels": 1, "height": side, "width": side},

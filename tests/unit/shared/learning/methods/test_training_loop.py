@@ -20,7 +20,7 @@ NORMED = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
 
 
 def make_plan(seed: int = 0, **training: Any) -> FederationPlan:
-    return validate_plan({"name": "test", "classes": ["a", "b"], "seed": seed, "training": training})
+    return validate_plan({"name": "test", "preset": "paper", "classes": ["a", "b"], "seed": seed, "training": training})
 
 
 def make_task(client_id: str = "site-1", number: int = 1) -> RoundTask:

@@ -59,7 +59,7 @@ batch_size = 32
 # lr = 0.05                            # lower it if training diverges, as fine-tuned networks may
 momentum = 0.0
 weight_decay = 0.0
-# clip_norm = 1.0                      # maximum norm of the gradient
+# clip_norm = 2.5                      # maximum norm of the gradient
 
 [rounds]
 count = 100

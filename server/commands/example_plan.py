@@ -19,6 +19,7 @@ std = [0.5]
 [model]
 backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, cnn, or "package.module:function"
 # activation = "relu"                  # lenet only; "none" as in the authors' code
+# initialization = "torch"             # lenet only; "kaiming" as in the authors' code
 weights = "random"                     # or "imagenet" (torchvision's), or "file" (given with --weights)
 # dense_dim = 256                      # width of a dense layer before the logits; unset: the backbone's default
 
@@ -32,7 +33,7 @@ update_rule = "alternating"            # Algorithm 1; "joint": the authors' code
 # offset_bound = 0.3                   # how far an offset may move from its start …
 bounded_clients = "single-class"       # … at sites with one class; or "all", "none"
 offset_gradient = "mean"               # or "sum" over the images of a batch
-# offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
+# offset_init = "zeros"                # or "auto", "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # for control experiments: one offset for all sites
 offset_aggregation = "auto"            # "network" if DH < dh_threshold, else "none"; or "none", "mean", "network"
 # dh_threshold = 0.0                   # above 0, the network replaces what the offsets have learned

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"model": {"activation": "none"}},
+    "paper": {"model": {"activation": "none", "initialization": "kaiming"}},
     # Offsets that learn how a client's data differ. They are not aggregated, because averaging would undo that, and
     # they are bounded at clients with a single class, where they would otherwise become a key for that class.
     "learned-offset": {

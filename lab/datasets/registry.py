@@ -46,7 +46,7 @@ def _image(channels: int, height: int, width: int, mean: tuple[float, ...], std:
 
 KNOWN: dict[str, Known] = {
     "cifar10": Known(
-        _image(3, 64, 64, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        _image(3, 64, 64, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         10,
         open_cifar10,
         "Download the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and unpack "

@@ -19,6 +19,7 @@ std = [0.5]
 [model]
 backbone = "lenet"                     # lenet, alexnet, resnet18, resnet50, cnn, or "package.module:function"
 # activation = "relu"                  # lenet only; "none" as in the authors' code
+# initialization = "torch"             # lenet only; "kaiming" as in the authors' code
 weights = "random"                     # or "imagenet" (torchvision's), or "file" (given with --weights)
 # dense_dim = 256                      # width of a dense layer before the logits; unset: the backbone's default
 
@@ -34,7 +35,7 @@ bounded_clients = "single-class"       # … at sites with one class; or "all", 
 # offset_dropout = 0.5                 # share of the model's steps without the offset, to keep what sites share
 # offset_loss = "prior"                # "plain": the offset also learns which classes a site has
 offset_gradient = "mean"               # or "sum" over the images of a batch
-# offset_init = "zeros"                # or "uniform", "imagenet", "normal", "generator"
+# offset_init = "zeros"                # or "auto", "uniform", "imagenet", "normal", "generator"
 shared_offset = false                  # for control experiments: one offset for all sites
 offset_aggregation = "auto"            # "network" if DH < dh_threshold, else "none"; or "none", "mean", "network"
 # dh_threshold = 0.0                   # above 0, the network replaces what the offsets have learned

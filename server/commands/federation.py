@@ -21,7 +21,7 @@ from server.commands.output import (
 from server.commands.target import Connect, on_coordinator
 from server.commands.watch import watch
 from shared.contract.errors import DistransError
-from shared.system.command_line import examples, print_table
+from shared.system.command_line import examples, print_table, print_warning
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,6 +53,7 @@ def create(
     """Create a federation from a plan."""
     from server.commands.example_plan import EXAMPLE_PLAN
     from shared.contract.plan import parse_plan
+    from shared.contract.plan_warnings import plan_warnings
 
     if example:
         typer.echo(EXAMPLE_PLAN, nl=False)
@@ -68,6 +69,8 @@ def create(
     except UnicodeDecodeError as error:
         raise DistransError(f"{plan} is not UTF-8 text.") from error
     connect().create(parsed, weights)
+    for warning in plan_warnings(parsed):
+        print_warning(warning)
     out.print(f"Created federation {parsed.name}. Next: distrans-server invite create {parsed.name}")
 
 

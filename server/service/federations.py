@@ -27,6 +27,7 @@ from server.store import blobs
 from server.store.tables import Client, Federation, Model, Participant, Round, Update
 from shared.contract.messages import FederationView, RoundSummary
 from shared.contract.plan import FederationPlan
+from shared.contract.plan_warnings import plan_warnings
 from shared.tensors.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,7 @@ def view(
         best_accuracy=federation.best_accuracy,
         best_model=federation.best_model,
         plan=plan if with_plan else None,
+        warnings=plan_warnings(plan),
     )
 
 

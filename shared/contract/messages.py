@@ -267,6 +267,7 @@ class FederationView(Answer):
     best_accuracy: float | None
     best_model: int | None
     plan: StoredPlan | None = None
+    warnings: list[str] = Field([], description="What in the plan may not be as its author expects.")
 
 
 class HeterogeneityView(Answer):

@@ -80,10 +80,11 @@ class DistransOptions(Frozen):
     offset_gradient: Literal["mean", "sum"] = Field(
         "mean", description="Whether the offset's gradient is averaged or summed over a batch."
     )
-    offset_init: Literal["uniform", "imagenet", "normal", "zeros", "generator"] = Field(
-        "uniform",
+    offset_init: Literal["auto", "uniform", "imagenet", "normal", "zeros", "generator"] = Field(
+        "auto",
         description="Initial offset: U[0,1) pixels normalized with the plan's statistics (uniform) or ImageNet's; "
-        "N(0,1); zeros; or the output of the untrained aggregation network.",
+        "N(0,1); zeros; or the output of the untrained aggregation network (generator). auto: generator while offsets "
+        "are aggregated by the network, otherwise uniform.",
     )
     shared_offset: bool = Field(False, description="Control experiment: all clients use the same offset.")
     offset_aggregation: Literal["auto", "none", "mean", "network"] = Field(

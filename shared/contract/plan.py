@@ -78,6 +78,11 @@ class ModelPlan(Frozen):
     activation: Literal["none", "relu"] = Field(
         "relu", description="LeNet's activation; the authors' code, and therefore the paper preset, has none."
     )
+    initialization: Literal["torch", "kaiming"] = Field(
+        "torch",
+        description="LeNet's random weights: torch's defaults, or Kaiming-uniform with zero biases, as in the "
+        "authors' code and therefore in the paper preset.",
+    )
     dense_dim: int | None = Field(
         None, ge=1, le=65536, description="Width of a dense layer before the logits. Unset: the backbone's default."
     )

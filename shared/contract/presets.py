@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "method": {**_LEARNED_OFFSET, "offset_dropout": 0.5, "offset_loss": "prior"},
         "training": {"lr": 0.05, "epochs": 2, "clip_norm": 2.5},
     },
-    "paper": {"model": {"activation": "none"}},
+    "paper": {"model": {"activation": "none", "initialization": "kaiming"}},
     # Offsets that learn how a client's data differ. They are not aggregated, because averaging would undo that, and
     # they are bounded at clients with a single class, where they would otherwise become a key for that class.
     "learned-offset": {"method": _LEARNED_OFFSET},

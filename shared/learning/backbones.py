@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shared.contract.errors import BackboneError
 from shared.contract.plan import BUILT_IN_BACKBONES, ImagePlan
+from shared.learning.initialization import kaiming_layers
 from shared.system.plugins import load_function
 
 
@@ -72,10 +73,10 @@ class Stem(nn.Conv2d):
         return stem
 
 
-def lenet(image: ImagePlan, activation: str) -> Backbone:
+def lenet(image: ImagePlan, activation: str, initialization: str) -> Backbone:
     """Build the authors' LeNet: two 5×5 convolutions with one pooling layer between them, 100 features.
 
-    Their code has no activations; `activation="relu"` adds one after each layer.
+    Their code has no activations; `activation="relu"` adds one after each layer. Their initial weights are "kaiming".
     """
 
     def after() -> list[nn.Module]:
@@ -93,7 +94,10 @@ def lenet(image: ImagePlan, activation: str) -> Backbone:
         nn.Linear(16 * height * width, 100),
         *after(),
     ]
-    return Backbone(nn.Sequential(*layers), features=100, stem=stem)
+    net = nn.Sequential(*layers)
+    if initialization == "kaiming":
+        kaiming_layers(net)
+    return Backbone(net, features=100, stem=stem)
 
 
 def cnn(image: ImagePlan) -> Backbone:
@@ -144,7 +148,7 @@ def _resnet(name: str, image: ImagePlan) -> Backbone:
     return Backbone(net, features=features, stem=net.conv1)
 
 
-def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Backbone:
+def build_backbone(name: str, image: ImagePlan, activation: str = "none", initialization: str = "torch") -> Backbone:
     """Build the named backbone for images of this shape.
 
     `name` is built in, or "package.module:function", installed or in a folder of DISTRANS_PLUGINS. The function
@@ -159,7 +163,7 @@ def build_backbone(name: str, image: ImagePlan, activation: str = "none") -> Bac
             next_step="Raise image.height and image.width in the plan, or choose another backbone.",
         )
     if name == "lenet":
-        return lenet(image, activation)
+        return lenet(image, activation, initialization)
     if name == "cnn":
         return cnn(image)
     if name == "alexnet":

@@ -5,6 +5,9 @@
 
 The authors run it with batch size 1 and BatchNorm in training mode, which is InstanceNorm, so InstanceNorm is used
 here. Spectral norm iterates only in training mode, so `generate`, in eval mode, is a pure function of the state.
+
+The linear layers start without biases, as the authors' do. Embeddings are small, about 1 / clients per class: next to
+them, torch's random biases would be so large that all clients get nearly the same offset.
 """
 
 import itertools
@@ -16,6 +19,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from shared.contract.method_options import GeneratorOptions
 from shared.contract.plan import FederationPlan
+from shared.learning.initialization import kaiming
 from shared.learning.optimizer_state import optimizer_tensors, restore_optimizer
 from shared.learning.seeds import seeded
 from shared.tensors.names import Tensors, add_prefix, strip_prefix
@@ -42,14 +46,14 @@ class OffsetGenerator(nn.Module):
                 nn.Conv2d(32, 64, 4, stride=2, padding=1),
                 nn.ReLU(),
                 nn.Flatten(),
-                nn.Linear(64 * 4 * 4, hidden),
+                kaiming(nn.Linear(64 * 4 * 4, hidden)),
             )
             inputs += hidden
         self.mlp = nn.Sequential(
-            spectral_norm(nn.Linear(inputs, hidden)),
+            spectral_norm(kaiming(nn.Linear(inputs, hidden))),
             nn.ReLU(),
-            spectral_norm(nn.Linear(hidden, hidden)),
-            nn.Linear(hidden, hidden),
+            spectral_norm(kaiming(nn.Linear(hidden, hidden))),
+            kaiming(nn.Linear(hidden, hidden)),
         )
         doublings = max(0, math.ceil(math.log2(max(height, width) / 4)))
         widths = [max(options.width >> step, _NARROWEST) for step in range(doublings)] + [channels]

@@ -16,6 +16,7 @@ from shared.contract.method_options import ChannelBatchNorm, InputChannels
 from shared.contract.plan import FederationPlan
 from shared.learning.backbones import Backbone, Stemmed, build_backbone
 from shared.learning.batchnorm import add_auxiliary, use_layers
+from shared.learning.initialization import kaiming
 from shared.learning.seeds import seeded
 
 
@@ -45,10 +46,7 @@ def frozen_statistics(net: nn.Module) -> Iterator[None]:
 
 def new_layer(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear layer with random weights and zero bias."""
-    layer = nn.Linear(inputs, outputs)
-    nn.init.kaiming_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
+    return kaiming(nn.Linear(inputs, outputs))
 
 
 class FeatureExtractor(nn.Module):
@@ -202,7 +200,7 @@ def build_single(plan: FederationPlan) -> SingleChannelModel:
 
 def _seeded_backbone(plan: FederationPlan) -> Backbone:
     with seeded(plan.seed, "backbone"):
-        return build_backbone(plan.model.backbone, plan.image, plan.model.activation)
+        return build_backbone(plan.model.backbone, plan.image, plan.model.activation, plan.model.initialization)
 
 
 class PlanFeatureExtractor(FeatureExtractor):

@@ -12,7 +12,10 @@ from shared.learning.preprocessing import IMAGENET_MEAN, IMAGENET_STD, normalize
 
 
 def initial_offset(plan: FederationPlan, options: DistransOptions, client_id: str) -> Tensor:
-    """Return the client's t⁰ (C, H, W), which depends only on the plan and the client's id."""
+    """Return the client's t⁰ (C, H, W), which depends only on the plan and the client's id.
+
+    `auto` and `generator` get the pixels of `uniform`, which the aggregation network may replace.
+    """
     owner = "everyone" if options.shared_offset else f"client:{client_id}"
     generator = torch.Generator().manual_seed(derive_seed(plan.seed, "offset", owner))
     shape = plan.image.shape

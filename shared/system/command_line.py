@@ -47,6 +47,11 @@ def fold_cells(table: Table) -> Table:
     return table
 
 
+def print_warning(message: str) -> None:
+    """Print a warning on stderr."""
+    Console(stderr=True, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+
+
 @contextmanager
 def ended_by_interrupts() -> Iterator[None]:
     """Let SIGINT kill the process until the command installs its own handlers; for commands that start slowly.

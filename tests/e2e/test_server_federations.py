@@ -73,6 +73,13 @@ class TestFederations:
         assert re.search(r"│ birds +│ created +│ 0 of 2", succeed("federation", "list"))
 
     @pytest.mark.usefixtures("pets")
+    def test_plan_that_differs_from_the_paper_is_created_with_a_warning(self, command: Command, tmp_path: Path) -> None:
+        (tmp_path / "paper.toml").write_text('preset = "paper"\n' + PETS_PLAN.replace("pets", "paper"))
+        outcome = command("federation", "create", "paper.toml")
+        assert (outcome.code, outcome.out.startswith("Created federation paper.")) == (0, True)
+        assert outcome.err.startswith('warning: preset = "paper" with model.backbone = "lenet": the paper uses')
+
+    @pytest.mark.usefixtures("pets")
     def test_impossible_changes_and_unknown_names_are_refused(self, refuses: Refuse) -> None:
         assert refuses("federation", "resume", "pets") == (
             "Federation 'pets' has not been started and cannot be resumed. Only a paused federation can be resumed."

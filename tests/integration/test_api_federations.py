@@ -21,6 +21,14 @@ class TestCreate:
         assert (view.rounds_done, view.rounds_total, view.latest_model, view.round) == (0, 2, 0, None)
         assert answer.json() == api.admin("GET", f"/v1/federations/{plan.name}")
 
+    def test_differences_from_the_paper_are_warnings_not_errors(self, api: Api) -> None:
+        plan = {"name": unique_plan().name, "preset": "paper", "classes": ["a", "b"]}
+        created = api.admin("POST", "/v1/federations", json=plan)
+        (warning,) = created["warnings"]
+        assert 'model.backbone = "lenet"' in warning
+        other = api.admin("POST", "/v1/federations", json={"name": unique_plan().name, "classes": ["a", "b"]})
+        assert other["warnings"] == []
+
     def test_a_minimal_plan_gets_the_defaults(self, api: Api) -> None:
         name = unique_plan().name
         view = api.admin("POST", "/v1/federations", json={"name": name, "classes": ["a", "b"]})

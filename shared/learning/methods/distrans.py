@@ -5,6 +5,7 @@ initial offset. With `offset_backup` the coordinator also keeps a copy for agent
 and `network`, clients upload their offsets and replace them with what the coordinator sends back.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,9 +92,9 @@ class DistransServer(ServerHalf):
             return {"offset": state.private[_MEAN_OFFSET]}
         if aggregation == "network" and any(name.startswith(_GENERATOR) for name in state.private):
             last = state.private.get(_LAST_OFFSET + client.id)
-            last = self._start(client, round_.roster) if last is None else last
+            last = self._start(client, round_) if last is None else last
             return {"offset": self._emitter(state).generate(_embedding(client, round_.roster), last)}
-        personal = {"initial_offset": self._start(client, round_.roster)}
+        personal = {"initial_offset": self._start(client, round_)}
         if self.options.offset_backup and _LAST_OFFSET + client.id in state.private:
             personal["offset_backup"] = state.private[_LAST_OFFSET + client.id]
         return personal
@@ -164,13 +165,17 @@ class DistransServer(ServerHalf):
             trainer.restore(stored)
         return trainer
 
-    def _start(self, client: ClientRecord, roster: Sequence[ClientRecord]) -> Tensor:
+    def _start(self, client: ClientRecord, round_: RoundContext) -> Tensor:
         start = initial_offset(self.plan, self.options, client.id)
-        if self.options.offset_init != "generator":
-            return start
-        # The output of the untrained network alone, whatever it has learned since.
-        options = self.options.generator.model_copy(update={"mix": 1.0})
-        return GeneratorTrainer(self.plan, options).generate(_embedding(client, roster), start)
+        wanted = self.options.offset_init
+        if wanted == "auto" and round_.facts[_AGGREGATION] == "network":
+            wanted = "generator"
+        return self._untrained.generate(_embedding(client, round_.roster), start) if wanted == "generator" else start
+
+    @functools.cached_property
+    def _untrained(self) -> GeneratorTrainer:
+        """The network before its first step; its output alone, without `mix`."""
+        return GeneratorTrainer(self.plan, self.options.generator.model_copy(update={"mix": 1.0}))
 
 
 def _build(plan: FederationPlan, options: DistransOptions) -> DoubleChannelModel:

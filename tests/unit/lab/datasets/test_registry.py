@@ -45,6 +45,11 @@ def test_missing_data_set_names_the_folder_and_where_to_get_it(name: str, tmp_pa
     assert KNOWN[name].obtain in str(caught.value)
 
 
+def test_cifar10_is_normalized_as_in_the_authors_code() -> None:
+    image = KNOWN["cifar10"].image
+    assert (image.mean, image.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
 def test_root_is_the_option_then_the_environment_then_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTRANS_DATA", raising=False)
     assert data_root() == Path("data")

@@ -271,6 +271,13 @@ class TestPaper:
         used = {cell.plan["model"]["backbone"] for cell in load_experiment(file).cells("small")}
         assert used <= {"lenet", "lab.networks:deep", "lab.networks:deep_normed"}
 
+    @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+    def test_small_forms_keep_the_settings_of_their_measured_results(self, file: Path) -> None:
+        for cell in load_experiment(file).cells("small"):
+            model, image = cell.plan["model"], cell.plan["image"]
+            assert model["backbone"] != "lenet" or (model["initialization"], model["activation"]) == ("torch", "relu")
+            assert cell.data.name != "cifar10" or image["std"] == [0.2470, 0.2435, 0.2616]
+
     def test_published_numbers_match_the_experiments(self) -> None:
         """Every published number is found by the label, data set, clients and DH of its experiment."""
         for name in ("table1", "table2", "table3", "table4", "table5", "table6"):

@@ -38,13 +38,14 @@ class TestDefaults:
         assert isinstance(method, DistransOptions)
         assert (method.alpha, method.effective_offset_lr, method.dh_threshold) == (0.3, 1e-3, 0.5)
         assert (method.update_rule, method.offset_optimizer) == ("alternating", "sgd")
-        assert (method.offset_init, method.offset_aggregation) == ("uniform", "auto")
+        assert (method.offset_init, method.offset_aggregation) == ("auto", "auto")
         assert (method.shared_offset, method.offset_gradient) == (False, "mean")
         training = plan.training
         assert (training.lr, training.epochs, training.batch_size) == (5e-3, 1, 32)
         assert (training.momentum, training.weight_decay, training.clip_norm) == (0, 0, None)
         assert plan.averaging == "uniform"
         assert (plan.model.backbone, plan.model.activation) == ("lenet", "none")
+        assert plan.model.initialization == "kaiming"
         assert (plan.model.dense_dim, plan.model.weights) == (None, "random")
         assert plan.image.shape == (3, 64, 64)
         assert plan.rounds.sample_fraction == 1

@@ -44,7 +44,7 @@ def test_learned_offset_preset_trains_bounded_offsets_with_adam() -> None:
     assert (plan.method.offset_bound, plan.method.bounded_clients) == (0.3, "single-class")
     same = [ClientRecord(name, (5, 5)) for name in "ab"]  # DH 0 %
     assert server_half(plan).facts(same)["offset_aggregation"] == "none"
-    assert plan.model.activation == "relu"
+    assert (plan.model.activation, plan.model.initialization) == ("relu", "torch")
 
 
 def test_plan_overrides_single_settings_of_learned_offset() -> None:
@@ -87,6 +87,15 @@ def test_stored_plan_ignores_later_changes_to_its_preset() -> None:
     assert read_stored_plan(parse_plan(PAPER).model_dump_json()) == parse_plan(PAPER)
     received = FederationPlanAnswer.model_validate_json(json.dumps({"federation": "birds", "plan": stored}))
     assert received.plan == plan
+
+
+def test_plan_stored_before_the_authors_initial_values_keeps_its_own() -> None:
+    stored = json.loads(parse_plan(PAPER).model_dump_json())
+    del stored["model"]["initialization"]
+    stored["method"]["offset_init"] = "uniform"  # the default then
+    plan = read_stored_plan(json.dumps(stored))
+    assert isinstance(plan.method, DistransOptions)
+    assert (plan.preset, plan.model.initialization, plan.method.offset_init) == ("paper", "torch", "uniform")
 
 
 def test_unknown_preset_is_answered_with_the_known_ones() -> None:

@@ -7,6 +7,7 @@ import torch
 import torchvision.models
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tensors import assert_same_tensors
 from torch import Tensor, nn
 
 from shared.contract.errors import BackboneError
@@ -87,6 +88,21 @@ class TestBuiltIn:
     def test_lenet_has_relus_only_on_request(self, activation: str, number: int) -> None:
         net = build_backbone("lenet", image(), activation).net
         assert sum(isinstance(layer, nn.ReLU) for layer in net.modules()) == number
+
+    def test_lenet_has_kaiming_weights_and_no_biases_on_request(self) -> None:
+        net = build_backbone("lenet", image(), initialization="kaiming").net
+        layers = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        assert len(layers) == 3
+        for layer, inputs in zip(layers, (3 * 25, 6 * 25, 16 * 26 * 26), strict=True):
+            assert not layer.bias.any()
+            assert float(layer.weight.detach().abs().max()) == pytest.approx((6 / inputs) ** 0.5, rel=0.05)
+
+    def test_other_networks_keep_their_own_initial_weights(self) -> None:
+        built = []
+        for initialization in ("torch", "kaiming"):
+            torch.manual_seed(0)
+            built.append(build_backbone("cnn", image(), initialization=initialization).net.state_dict())
+        assert_same_tensors(*built)
 
     @pytest.mark.parametrize(
         ("name", "left_out"),

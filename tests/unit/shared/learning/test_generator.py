@@ -83,6 +83,39 @@ def test_network_matches_the_authors_with_batchnorm_in_training_mode() -> None:
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
+def test_linear_layers_start_with_kaiming_uniform_weights_and_without_biases(inputs: str) -> None:
+    net = OffsetGenerator(10, (3, 16, 16), GeneratorOptions.model_validate({"inputs": inputs}))
+    linear = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+    assert len(linear) == (3 if inputs == "embedding" else 4)
+    for layer in linear:
+        normed = getattr(layer, "parametrizations", None)  # spectral norm divides by the largest singular value
+        weight = layer.weight if normed is None else normed.weight.original
+        assert not layer.bias.any()
+        assert float(weight.abs().max()) == pytest.approx((6 / layer.in_features) ** 0.5, rel=0.02)
+        assert normed is None or float(torch.linalg.matrix_norm(layer.weight, 2)) == pytest.approx(1, rel=0.05)
+
+
+def embeddings(classes_each: int, seed: int) -> Tensor:
+    """Ten clients with some of ten classes each; shares in proportion to U(0.4, 0.6), as in the paper's splitter."""
+    holds = torch.tensor([[(number - client) % 10 < classes_each for number in range(10)] for client in range(10)])
+    shares = holds * (0.4 + 0.2 * torch.rand(10, 10, generator=torch.Generator().manual_seed(seed)))
+    return shares / shares.sum(dim=0)
+
+
+@pytest.mark.parametrize(("classes_each", "low", "high"), [(10, 0.04, 0.12), (6, 0.2, 0.4), (2, 0.25, 0.45)])
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_with_different_classes_start_with_clearly_different_offsets(
+    classes_each: int, low: float, high: float, seed: int
+) -> None:
+    """With torch's random biases, the network nearly ignores the embedding: about .006, .04 and .1."""
+    trainer = GeneratorTrainer(plan_for((3, 64, 64), seed, classes=10), GeneratorOptions())
+    offsets = torch.stack([trainer.generate(each, torch.zeros(3, 64, 64)) for each in embeddings(classes_each, seed)])
+    between_clients = float((offsets - offsets.mean(dim=0)).square().mean().sqrt())
+    assert low < between_clients < high
+    assert float(offsets.square().mean().sqrt()) == pytest.approx(0.61, abs=0.03)
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize(
     "shape",
     [(1, 28, 28), (3, 128, 128), (1, 16, 16), (2, 5, 9), (1, 4, 4), (1, 1, 9), (2, 1, 1)],

@@ -320,3 +320,16 @@ def test_lenet_has_the_authors_number_of_parameters() -> None:
     with torch.device("meta"):
         models: list[nn.Module] = [build_single(plan), build_double(plan, ALPHA)]
     assert [sum(weight.numel() for weight in model.parameters()) for model in models] == [1_085_582, 1_086_582]
+
+
+@pytest.mark.parametrize(("initialization", "low", "high"), [("torch", 0.2, 0.5), ("kaiming", 3.0, 8.0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_lenet_starts_with_logits_of_the_authors_size_only_if_initialized_like_theirs(
+    initialization: str, low: float, high: float, seed: int
+) -> None:
+    """Their code's logits have a standard deviation of 4 to 7 at first, torch's defaults give .24 to .43."""
+    plan = plan_for("lenet", (3, 64, 64), seed, activation="none", initialization=initialization)
+    x, offset = torch.randn(32, 3, 64, 64, generator=torch.Generator().manual_seed(seed)), torch.zeros(3, 64, 64)
+    with torch.no_grad():
+        spread = float(build_double(plan, ALPHA)(x, offset).std())
+    assert low < spread < high

@@ -30,7 +30,7 @@ def offset_of(client: str, plan: FederationPlan) -> Tensor:
     return initial_offset(plan, plan.method, client)
 
 
-INITS = ["uniform", "imagenet", "normal", "zeros", "generator"]
+INITS = ["auto", "uniform", "imagenet", "normal", "zeros", "generator"]
 
 
 @pytest.mark.parametrize("init", INITS)

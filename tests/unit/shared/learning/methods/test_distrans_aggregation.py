@@ -88,6 +88,29 @@ class TestNoAggregation:
             assert_same_tensors(personal, {"initial_offset": initial_offset(plan, options_of(plan), name)})
 
 
+@pytest.mark.parametrize("aggregation", ["none", "mean"])
+def test_clients_start_from_noise_without_the_network(aggregation: str) -> None:
+    plan, before = (small_plan(offset_aggregation=aggregation, **init) for init in ({}, {"offset_init": "uniform"}))
+    server = server_half(plan)
+    sent = everyone_gets(plan, server.initial_state(), server.facts(ROSTER))
+    for name, personal in sent.items():
+        assert_same_tensors(personal, {"initial_offset": initial_offset(before, options_of(before), name)})
+
+
+def test_first_offset_follows_the_aggregation_that_dh_selects() -> None:
+    plan = small_plan(offset_aggregation="auto")
+    server, alike, apart = (
+        server_half(plan),
+        [record("a", 5, 5, 5), record("b", 5, 5, 5)],
+        [record("a", 5, 0, 0), record("b", 0, 5, 5)],
+    )
+    noise = initial_offset(plan, options_of(plan), "a")
+    for roster, is_noise in ((alike, False), (apart, True)):
+        context = RoundContext(roster, server.facts(roster))
+        found = server.personal(server.initial_state(), roster[0], context)["initial_offset"]
+        assert torch.equal(found, noise) == is_noise
+
+
 @pytest.mark.parametrize("aggregation", ["mean", "network"])
 def test_uploaded_offset_is_the_trained_one_and_matches_the_spec(aggregation: str) -> None:
     plan = plan_with(offset_aggregation=aggregation, offset_optimizer="adam")
@@ -190,7 +213,8 @@ class TestNetwork:
         trainer = GeneratorTrainer(plan, options_of(plan).generator)
         for client, personal in uploads_of("a", "b"):
             trainer.fit(embedding_of(client), personal["offset"])
-        start = initial_offset(plan, options_of(plan), late.id)
+        untrained = GeneratorTrainer(plan, options_of(plan).generator)
+        start = untrained.generate(embedding_of(late), initial_offset(plan, options_of(plan), late.id))
         found = server_half(plan).personal(state, late, RoundContext(ROSTER, facts))
         assert_same_tensors(found, {"offset": trainer.generate(embedding_of(late), start)})
 
@@ -221,6 +245,22 @@ class TestNetwork:
         trainer = GeneratorTrainer(plan, options_of(plan).generator)
         trainer.fit(embedding_of(left), uploads_of("a")[0][1]["offset"])
         assert_same_tensors(state.private, {f"generator.{name}": value for name, value in trainer.state().items()})
+
+    @pytest.mark.parametrize("mix", [1.0, 0.25])
+    def test_clients_start_from_the_untrained_network_s_output(self, mix: float) -> None:
+        plan = small_plan(offset_aggregation="network", generator={"mix": mix})
+        server = server_half(plan)
+        sent = everyone_gets(plan, server.initial_state(), server.facts(ROSTER))
+        untrained = GeneratorTrainer(plan, options_of(small_plan()).generator)
+        for client in ROSTER:
+            expected = untrained.generate(embedding_of(client), torch.zeros(SHAPE))
+            assert_same_tensors(sent[client.id], {"initial_offset": expected})
+
+    def test_clients_start_from_noise_if_the_plan_says_so(self) -> None:
+        plan = small_plan(offset_aggregation="network", offset_init="uniform")
+        server = server_half(plan)
+        for name, personal in everyone_gets(plan, server.initial_state(), server.facts(ROSTER)).items():
+            assert_same_tensors(personal, {"initial_offset": initial_offset(plan, options_of(plan), name)})
 
     def test_initial_offset_from_the_generator_never_changes(self) -> None:
         plan = small_plan(offset_aggregation="network", offset_init="generator")

@@ -133,6 +133,7 @@ class Experiment(Frozen):
     accuracy: Literal["last", "best"] = Field("last", description="The round whose accuracy the table shows.")
     reach: tuple[Share, ...] = Field((), description="Report the rounds needed to exceed these accuracies.")
     negatives: Negatives = "auto"
+    compare: Label | None = Field(None, description="Compare what this method serves with all other methods.")
     foreign_classes: bool = Field(False, description="Report the accuracy on classes that a client does not have.")
     plan: Overrides = Field({}, description="Plan settings for all cells.")
     data: DataEntries = ()

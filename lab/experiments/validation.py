@@ -91,6 +91,8 @@ def _unsuitable(experiment: "Experiment") -> Iterator[str]:
             yield f"methods: {method.label!r} trains every client alone; remove method and fine_tuned"
         if method.served and _name_of(method, experiment) != "distrans":
             yield f"methods: {method.label!r} has no offset; served is for distrans"
+    if experiment.compare is not None and experiment.compare not in [m.label for m in experiment.methods if m.served]:
+        yield f"compare: no method with served = true has the label {experiment.compare!r}"
 
 
 def _name_of(method: "MethodEntry", experiment: "Experiment") -> Any:

@@ -1,7 +1,7 @@
 """Simulated clients that share one copy of an image set and hold indices into it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -89,6 +89,17 @@ def make_clients(
         test = IndexedData(images.test, torch.from_numpy(test_part), images.image, shift, number)
         clients.append(SimulatedClient(ClientRecord(name, tuple(counts[number].tolist())), train, test))
     return clients
+
+
+def foreign_images(client: SimulatedClient, limit: int, seed: int) -> IndexedData:
+    """Return test images, at most `limit`, of classes that the client does not have, shifted as its own are."""
+    if not isinstance(client.test, IndexedData):
+        raise TypeError("the client's images are not part of a common set")
+    labels = client.test.part.labels.numpy()
+    foreign = np.flatnonzero(np.asarray(client.record.class_counts)[labels] == 0)
+    generator = np.random.default_rng(derive_seed(seed, "foreign", client.record.id))
+    chosen = np.sort(generator.permutation(foreign)[:limit])
+    return replace(client.test, indices=torch.from_numpy(chosen))
 
 
 def _negatives(images: ImageSet, counts: Indices, wanted: int, seed: int, client: str) -> Indices:

@@ -5,11 +5,10 @@ Engines give cells to other processes as JSON and get back the JSON of what `att
 
 import hashlib
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,23 +18,25 @@ from pydantic import Field
 from lab.datasets.clients import Negatives, make_clients
 from lab.datasets.registry import DataSettings, load_image_set
 from lab.datasets.splitters import classes_per_client, paper_shares
-from lab.simulation.controls import Scores, score
-from lab.simulation.simulation import Checkpoint, CheckpointBroken, RoundOutcome, Simulation
+from lab.experiments.measurements import Row, measure, transferred_bytes
+from lab.simulation.alone import AloneSimulation
+from lab.simulation.controls import score
+from lab.simulation.final import Counts, FinalPart, fine_tuned, foreign_classes, served
+from lab.simulation.simulation import Checkpoint, CheckpointBroken, Simulation
 from server.service.initial_weights import load_pretrained
 from shared.contract.errors import DistransError
 from shared.contract.frozen import Frozen
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
 from shared.learning.heterogeneity import distributional_heterogeneity
 from shared.learning.runtime import Runtime, select_device
-from shared.tensors.spec import Spec
 
 PLACEHOLDER_CLASSES = ("a", "b")  # until the images are opened, which names the real ones
+ALONE = "alone"  # the folder, in a cell's checkpoint, of clients that train alone for comparison
 _SECONDS_BETWEEN_CHECKPOINTS = 20
-Row = dict[str, float | int | None]
 
 
 class Cell(Frozen):
-    """Complete settings of one federation; cells with the same settings have the same id."""
+    """Complete settings of one federation, or of clients that train alone; the same settings give the same id."""
 
     experiment: str
     scale: str
@@ -50,12 +51,14 @@ class Cell(Frozen):
     evaluate_every: int = 1
     negatives: Negatives = "auto"
     keep_model: bool = False
+    alone: bool = Field(False, description="Every client trains by itself.")
+    final: tuple[FinalPart, ...] = Field((), description="What to evaluate after the last round.")
 
     @property
     def id(self) -> str:
-        """Digest of all settings."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Digest of all settings that training depends on; `final` is not among them."""
+        settings = self.model_dump(mode="json", exclude={"final"} if self.alone else {"final", "alone"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
@@ -152,7 +155,7 @@ def run_cell(cell: Cell, workspace: Workspace, on_round: Callable[[int], None] =
     while simulation.round < cell.rounds:
         outcome = simulation.run_round()
         if simulation.round % cell.evaluate_every == 0 or simulation.round == cell.rounds:
-            curve.append(_row(outcome, score(simulation)))
+            curve.append(measure(outcome, score(simulation)))
         on_round(simulation.round)
         ended = simulation.round == cell.rounds
         if cell.keep_model if ended else time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
@@ -168,7 +171,8 @@ def run_cell(cell: Cell, workspace: Workspace, on_round: Callable[[int], None] =
         "curve": curve,
         "last": curve[-1],
         "best": max(curve, key=lambda row: row["accuracy"] or 0),
-        "bytes_per_round": _bytes(simulation),
+        **_finally(cell, simulation, workspace),
+        "bytes_per_round": transferred_bytes(simulation),
         "seconds": round(seconds + time.monotonic() - started, 3),
     }
 
@@ -180,7 +184,38 @@ def build_simulation(cell: Cell, workspace: Workspace) -> Simulation:
     each = classes_per_client(cell.dh, len(images.classes), cell.clients)
     shares = paper_shares(len(images.classes), cell.clients, each, cell.seed)
     clients = make_clients(images, shares, cell.seed, cell.negatives, cell.data.shift)
-    return Simulation(plan, clients, Runtime(select_device(workspace.device)), load_pretrained(plan))
+    kind = AloneSimulation if cell.alone else Simulation
+    return kind(plan, clients, Runtime(select_device(workspace.device)), load_pretrained(plan))
+
+
+def _finally(cell: Cell, simulation: Simulation, workspace: Workspace) -> dict[str, Any]:
+    """Return the counts of the cell's final evaluation, and the clients' choices if models are served."""
+    counts: dict[str, Counts] = {}
+    choices: dict[str, Any] = {}
+    if "fine-tuned" in cell.final:
+        counts["fine_tuned"] = fine_tuned(simulation)
+    if "served" in cell.final:
+        found = served(simulation, _train_alone(cell, workspace))
+        counts |= found.counts
+        choices = found.choices
+    if "foreign-classes" in cell.final:
+        counts |= foreign_classes(simulation)
+    return {"final": {name: asdict(counted) for name, counted in counts.items()}, "choices": choices}
+
+
+def _train_alone(cell: Cell, workspace: Workspace) -> AloneSimulation:
+    """Return the cell's clients after training by themselves, with the bits of the cell that does only that."""
+    alone = build_simulation(cell.model_copy(update={"alone": True}), workspace)
+    assert isinstance(alone, AloneSimulation)  # noqa: S101 - for the type checker
+    checkpoint = Checkpoint(workspace.checkpoints / cell.id / ALONE)
+    _resume(alone, checkpoint)
+    saved = time.monotonic()
+    while alone.round < cell.rounds:
+        alone.run_round()
+        if time.monotonic() - saved > _SECONDS_BETWEEN_CHECKPOINTS:
+            checkpoint.save(alone, {"curve": [], "seconds": 0})
+            saved = time.monotonic()
+    return alone
 
 
 def _resume(simulation: Simulation, checkpoint: Checkpoint) -> tuple[list[Row], float]:
@@ -189,40 +224,3 @@ def _resume(simulation: Simulation, checkpoint: Checkpoint) -> tuple[list[Row], 
     except CheckpointBroken:
         notes = None  # damaged by a full disk or a crash: start over
     return (list(notes["curve"]), float(notes["seconds"])) if notes else ([], 0.0)
-
-
-def _row(outcome: RoundOutcome, scores: dict[str, Scores]) -> Row:
-    pooled = sum(scores.values(), Scores())
-    plain = pooled.plain
-    each = [value.plain.accuracy for value in scores.values() if value.plain.accuracy is not None]
-    reports = outcome.reports.values()
-    motions = [report.offset_motion for report in reports if report.offset_motion is not None]
-    return {
-        "round": outcome.round,
-        "accuracy": plain.accuracy,
-        "positive_accuracy": plain.positive_accuracy,
-        "negative_accuracy": plain.negative_accuracy,
-        "negatives_as_own": plain.negatives_as_own / plain.negatives if plain.negatives else None,
-        "binary_accuracy": plain.binary_accuracy,
-        "masked_accuracy": pooled.masked.accuracy,
-        "reweighted_accuracy": pooled.reweighted.accuracy,
-        "foreign_offset_accuracy": pooled.foreign.accuracy,
-        "alternative_accuracy": pooled.alternative.accuracy,
-        "client_mean": statistics.fmean(each) if each else None,
-        "client_std": statistics.pstdev(each) if each else None,
-        "client_min": min(each) if each else None,
-        "loss": plain.loss_sum / plain.samples if plain.samples else None,
-        "train_loss": statistics.fmean(report.loss for report in reports),
-        "offset_motion": statistics.fmean(motions) if motions else None,
-    }
-
-
-def _bytes(simulation: Simulation) -> dict[str, int]:
-    """Return the tensor bytes that one participant transfers per round."""
-    task = simulation.task(simulation.clients[0])
-    return {
-        "down_shared": Spec.of(task.shared).data_bytes,
-        "down_personal": Spec.of(task.personal).data_bytes,
-        "up": simulation.server.update_spec(task.facts).data_bytes,
-        "participants": len(simulation.participants()),
-    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError
 
 from lab.datasets.clients import Negatives
 from lab.datasets.registry import DataSettings, dataset_info
@@ -14,6 +14,7 @@ from lab.datasets.splitters import classes_per_client
 from lab.experiments import Scale
 from lab.experiments.cells import PLACEHOLDER_CLASSES, Cell
 from lab.experiments.validation import find_errors
+from lab.simulation.final import FinalPart
 from shared.contract.error_collection import error_lines
 from shared.contract.errors import DistransError
 from shared.contract.frozen import Frozen
@@ -48,26 +49,53 @@ class DataEntry(DataSettings):
         return DataSettings(**{name: getattr(self, name) for name in DataSettings.model_fields})
 
 
+def _one_per_shift(entries: Any) -> Any:
+    """Replace each entry whose shift is a list by one entry per shift; anything invalid is left to the validation."""
+    if not isinstance(entries, list | tuple):
+        return entries
+    return [one for entry in entries for one in _shifts_of(entry)]
+
+
+def _shifts_of(entry: Any) -> list[Any]:
+    shifts = entry.get("shift") if isinstance(entry, dict) else None
+    return [entry | {"shift": shift} for shift in shifts] if isinstance(shifts, list) and shifts else [entry]
+
+
+DataEntries = Annotated[tuple[DataEntry, ...], BeforeValidator(_one_per_shift)]
+
+
 class MethodEntry(Frozen):
     """A method to compare: a label and its plan settings."""
 
     label: Label
+    alone: bool = Field(False, description="No method: every client trains by itself, without averaging.")
     preset: Preset = Field("paper", description="The plan's preset. Unlike in a plan, the default is paper.")
-    method: Overrides = Field(description="The plan's [method] table.")
+    method: Overrides = Field({}, description="The plan's [method] table.")
     plan: Overrides = Field({}, description="More plan settings for this method.")
     small: Overrides = Field({}, description="More [method] settings with `--scale small`.")
     on: dict[str, Overrides] = Field({}, description="More [method] settings by data set.")
     dh: tuple[Share, ...] | None = Field(None, description="Run only at these values. Default: all.")
     vary: tuple[float | int | str, ...] | None = Field(
-        None, description="Run only at these values of the varied setting. Default: all."
+        None, description="Run only at these values of the varied setting; [] means once, without it. Default: all."
     )
+    prior: bool = Field(False, description="Add a row for logits shifted by each client's own class frequencies.")
     controls: bool = Field(
-        False, description="Add rows for logits masked to, and reweighted by, each client's own classes."
+        False, description="Add the row of `prior`, and one for logits masked to each client's own classes."
     )
+    fine_tuned: bool = Field(False, description="Add a row for the final model, fine-tuned at each client.")
+    served: bool = Field(False, description="Add rows for what agents would serve, and for the model without offset.")
 
-    def runs_at(self, dh: float, value: float | int | str | None) -> bool:
-        """Return whether the method runs at this DH and varied value."""
-        return (self.dh is None or dh in self.dh) and (self.vary is None or value in self.vary)
+    def values(self, vary: "Vary | None") -> tuple[float | int | str | None, ...]:
+        """Return the values of the varied setting that the method runs at; None stands for a run without one."""
+        if vary is None or self.vary == ():
+            return (None,)
+        return tuple(value for value in vary.values if self.vary is None or value in self.vary)
+
+    @property
+    def final(self) -> tuple[FinalPart, ...]:
+        """What the method's rows need after the last round."""
+        parts: dict[FinalPart, bool] = {"fine-tuned": self.fine_tuned, "served": self.served}
+        return tuple(part for part, wanted in parts.items() if wanted)
 
 
 class Vary(Frozen):
@@ -85,7 +113,7 @@ class Small(Frozen):
     evaluate_every: int | None = Field(None, ge=1)
     train_per_class: int | None = Field(None, ge=1)
     test_per_class: int | None = Field(None, ge=1)
-    data: tuple[DataEntry, ...] | None = Field(None, min_length=1)
+    data: DataEntries | None = Field(None, min_length=1)
     vary: Vary | None = None
     reach: tuple[Share, ...] | None = None
     plan: Overrides = Field({}, description="For example a smaller network and smaller images.")
@@ -105,8 +133,10 @@ class Experiment(Frozen):
     accuracy: Literal["last", "best"] = Field("last", description="The round whose accuracy the table shows.")
     reach: tuple[Share, ...] = Field((), description="Report the rounds needed to exceed these accuracies.")
     negatives: Negatives = "auto"
+    compare: Label | None = Field(None, description="Compare what this method serves with all other methods.")
+    foreign_classes: bool = Field(False, description="Report the accuracy on classes that a client does not have.")
     plan: Overrides = Field({}, description="Plan settings for all cells.")
-    data: tuple[DataEntry, ...] = ()
+    data: DataEntries = ()
     methods: tuple[MethodEntry, ...] = ()
     vary: Vary | None = None
     small: Small = Small()
@@ -166,7 +196,9 @@ class Experiment(Frozen):
                     plan=plan,
                     evaluate_every=experiment.evaluate_every,
                     negatives=self.negatives,
-                    keep_model=self.figure == "umap",
+                    keep_model=_needs_model(experiment, method, seed),
+                    alone=method.alone,
+                    final=(*method.final, *(("foreign-classes",) if self.foreign_classes else ())),
                 )
             )
         if errors:
@@ -178,14 +210,14 @@ class Experiment(Frozen):
     def _combinations(
         self,
     ) -> Iterator[tuple[DataEntry, int, int, float, float | int | str | None, MethodEntry]]:
-        values = self.vary.values if self.vary else (None,)
+        values = (*self.vary.values, None) if self.vary else (None,)
         for entry in self.data:
             for clients in entry.clients:
                 for seed in self.seeds:
                     for dh in entry.dh:
                         for value in values:
                             for method in self.methods:
-                                if method.runs_at(dh, value):
+                                if (method.dh is None or dh in method.dh) and value in method.values(self.vary):
                                     yield entry, clients, seed, dh, value, method
 
 
@@ -245,12 +277,18 @@ def _complete_plan(
         {"preset": method.preset, "method": merge(method.method, method.on.get(entry.name, {}))},
         method.plan,
         last_word,
-        _nested(experiment.vary.key, value) if experiment.vary else {},
+        _nested(experiment.vary.key, value) if experiment.vary and value is not None else {},
         {"name": "lab", "seed": seed, "classes": PLACEHOLDER_CLASSES},
         {"rounds": {"count": entry.rounds or experiment.rounds}},
     )
-    plan = FederationPlan.model_validate(functools.reduce(merge, tables))
+    merged = functools.reduce(merge, tables) | ({"method": {"name": "fedavg"}} if method.alone else {})
+    plan = FederationPlan.model_validate(merged)
     return plan.model_dump(mode="json", exclude={"classes"})
+
+
+def _needs_model(experiment: Experiment, method: MethodEntry, seed: int) -> bool:
+    """Return whether figures show the trained model: its features, or its offsets with the first seed."""
+    return (experiment.figure == "umap" and not method.alone) or (method.served and seed == experiment.seeds[0])
 
 
 def _check_split(entry: DataEntry, clients: int, dh: float) -> None:

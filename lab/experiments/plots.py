@@ -22,6 +22,7 @@ from lab.simulation.simulation import Checkpoint, SimulatedClient, Simulation
 from shared.contract.errors import DistransError
 
 _MAX_NAMES = 20  # a longer legend would be unreadable
+_DASHES = ("--", ":", "-.", (0, (5, 1)))
 
 
 def curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
@@ -53,6 +54,9 @@ def lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> No
         name += f", {cell['label']}" if len(experiment.methods) > 1 else ""
         groups.setdefault(name, {}).setdefault(cell["varied"], []).append(result[experiment.accuracy]["accuracy"])
     for name, points in groups.items():
+        if points.keys() == {None}:  # a method without the varied setting
+            axis.axhline(float(np.mean(points[None])), color="0.4", linestyle=_DASHES[len(axis.lines) % 4], label=name)
+            continue
         values = sorted(points)
         fewest = min(len(points[value]) for value in values)
         _line(axis, values, np.array([points[value][:fewest] for value in values]).T.tolist(), name, marker="o")
@@ -67,9 +71,10 @@ def umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_r
         warnings.simplefilter("ignore")  # from its dependencies
         from umap import UMAP
     seed = min(result["cell"]["seed"] for result in results)
-    order = [method.label for method in experiment.methods]
+    order = [method.label for method in experiment.methods if not method.alone]  # alone, there is no common model
     chosen = sorted(
-        (result for result in results if result["cell"]["seed"] == seed), key=lambda r: order.index(r["cell"]["label"])
+        (r for r in results if r["cell"]["seed"] == seed and r["cell"]["label"] in order),
+        key=lambda r: order.index(r["cell"]["label"]),
     )
     figure, axes = _panels(len(chosen))
     named: set[tuple[str, ...]] = set()

@@ -15,6 +15,7 @@ from lab.experiments.experiment import Experiment, load_experiment
 from lab.experiments.motivation import motivation_table
 from lab.experiments.paper import paper_results, published
 from lab.experiments.results import Result, Results, data_of
+from lab.experiments.rows import rows_of
 from shared.contract.errors import DistransError
 from shared.system.files import write_durably
 
@@ -25,7 +26,7 @@ _DETAILS = {
     "negatives_as_own": "negatives → own",
     "binary_accuracy": "own or not",
     "masked_accuracy": "masked",
-    "reweighted_accuracy": "re-weighted",
+    "reweighted_accuracy": "+ prior",
     "foreign_offset_accuracy": "foreign offset",
     "alternative_accuracy": "other model",
     "client_std": "spread over clients",
@@ -35,7 +36,6 @@ _EXPLAINED = {
     "foreign offset": "*foreign offset*: with the offset of the next client.",
     "other model": "*other model*: pFedMe with w_i if it predicts with θ_i, or vice versa.",
 }
-_MEASURES = {"accuracy": "", "masked_accuracy": ", masked", "reweighted_accuracy": ", re-weighted"}
 _MAX_TITLES = 5
 Place = tuple[str, int, float, Any]  # data set, clients, DH, varied value
 
@@ -157,11 +157,13 @@ def accuracy_table(experiment: Experiment, results: Sequence[Result]) -> str:
         header = ["method", *(_column(place, columns, experiment) for place in columns)]
         rows = []
         for method in experiment.methods:
-            for name, ending in _MEASURES.items() if method.controls else [("accuracy", "")]:
-                row = [method.label + ending]
+            for form in rows_of(method):
+                row = [form.title]
                 for place in columns:
-                    known = published(experiment.paper, paper_data, *place[1:3], method.label) if not ending else None
-                    found = spread(_values(results, place, method.label, experiment.accuracy, name))
+                    known = published(experiment.paper, paper_data, *place[1:3], form.title)
+                    chosen = _results_at(results, place, method.label)
+                    accuracies = [form.accuracy(result, experiment.accuracy) for result in chosen]
+                    found = spread([value for value in accuracies if value is not None])
                     row.append(found + (f" · paper {known:.3f}" if known is not None else ""))
                 rows.append(row)
         title = data if paper_data == data else f"{data} (paper: {paper_data})"
@@ -175,12 +177,18 @@ def _column(place: Place, places: Sequence[Place], experiment: Experiment) -> st
     parts = [f"{clients} clients"] if len({other[1] for other in places}) > 1 else []
     if len({other[2] for other in places}) > 1 or not experiment.vary:
         parts.append(f"DH {dh:.0%}")
-    return ", ".join(parts + ([f"{experiment.vary.key} = {varied}"] if experiment.vary else []))
+    if experiment.vary:
+        parts.append(f"any {experiment.vary.key}" if varied is None else f"{experiment.vary.key} = {varied}")
+    return ", ".join(parts)
 
 
 def _values(results: Sequence[Result], place: Place, label: str, which: str, name: str) -> list[float]:
-    chosen = [result for result in results if _place(result) == place and result["cell"]["label"] == label]
+    chosen = _results_at(results, place, label)
     return [value for result in chosen if (value := result[which].get(name)) is not None]
+
+
+def _results_at(results: Sequence[Result], place: Place, label: str) -> list[Result]:
+    return [result for result in results if _place(result) == place and result["cell"]["label"] == label]
 
 
 def rounds_table(experiment: Experiment, results: Sequence[Result]) -> str:
@@ -225,8 +233,8 @@ def details_table(experiment: Experiment, results: Sequence[Result]) -> str:
     header, *rows = ([line[number] for number in filled] for line in [header, *rows])
     notes = [
         "Last round, except *best*.",
-        "*masked* and *re-weighted*: the same model with its logits masked to, or re-weighted by, the client's own "
-        "training classes.",
+        "*masked* and *+ prior*: the same model with its logits masked to the client's own training classes, or "
+        "shifted by how often the client has each class, relative to everybody.",
         *(explanation for name, explanation in _EXPLAINED.items() if name in header),
         "Bytes: tensors that one participant transfers per round.",
     ]

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lab.datasets.registry import DataSettings
-from lab.experiments.cells import PLACEHOLDER_CLASSES, Cell
+from lab.experiments.cells import ALONE, PLACEHOLDER_CLASSES, Cell
 from lab.simulation.simulation import Checkpoint
 from shared.contract.errors import DistransError
 from shared.contract.plan import read_stored_plan
@@ -70,9 +70,10 @@ class Results:
             yield
 
     def has(self, cell: Cell) -> bool:
-        """Return whether the cell is finished and, if its model is needed later, the model exists."""
+        """Return whether the cell has all it should have: a result, its final evaluation, and a model if kept."""
         kept = not cell.keep_model or Checkpoint(self.checkpoints / cell.id).exists()
-        return kept and cell.id in self._read().results
+        result = self._read().results.get(cell.id)
+        return kept and result is not None and set(cell.final) <= set(result["cell"]["final"])
 
     def store(self, cell: Cell, result: Result) -> None:
         """Store a result; delete the checkpoint unless the model is needed later."""
@@ -80,8 +81,8 @@ class Results:
         _write(self.folder / "cells" / f"{cell.id}.json", text)
         self._read().results[cell.id] = json.loads(text)
         (self.folder / "failed" / f"{cell.id}.txt").unlink(missing_ok=True)
-        if not cell.keep_model:
-            shutil.rmtree(self.checkpoints / cell.id, ignore_errors=True)
+        unneeded = self.checkpoints / cell.id
+        shutil.rmtree(unneeded / ALONE if cell.keep_model else unneeded, ignore_errors=True)
 
     def store_failure(self, cell: Cell, reason: str, details: str) -> None:
         """Store why a cell has no result."""
@@ -181,7 +182,12 @@ def _settings(result: Result) -> dict[str, Any]:
 def _line(result: Result) -> dict[str, Any]:
     moved = {f"bytes_{name}": value for name, value in result["bytes_per_round"].items()}
     best = {"best_round": result["best"]["round"], "best_accuracy": result["best"]["accuracy"]}
-    return {"id": result["id"], **_settings(result), **result["last"], **best, **moved, "seconds": result["seconds"]}
+    final = {
+        f"final_{name}": counted["correct"] / counted["samples"] if counted["samples"] else None
+        for name, counted in result.get("final", {}).items()
+    }
+    settings = {"id": result["id"], **_settings(result)}
+    return {**settings, **result["last"], **best, **final, **moved, "seconds": result["seconds"]}
 
 
 def _csv(lines: list[dict[str, Any]]) -> str:

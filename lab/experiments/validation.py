@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from lab.datasets.registry import KNOWN, dataset_info
 from lab.experiments.paper import paper_results
-from shared.contract.presets import flatten
+from shared.contract.presets import flatten, merge
 
 if TYPE_CHECKING:
-    from lab.experiments.experiment import Experiment
+    from lab.experiments.experiment import Experiment, MethodEntry
 
 _SET_ELSEWHERE = {
     "name": "the experiment sets it",
@@ -22,7 +22,13 @@ _SET_ELSEWHERE = {
 
 def find_errors(experiment: "Experiment") -> list[str]:
     """Return one line per error; an experiment without errors can be expanded into cells."""
-    return [*_missing(experiment), *_repeated(experiment), *_unknown(experiment), *_set_elsewhere(experiment)]
+    return [
+        *_missing(experiment),
+        *_repeated(experiment),
+        *_unknown(experiment),
+        *_unsuitable(experiment),
+        *_set_elsewhere(experiment),
+    ]
 
 
 def _missing(experiment: "Experiment") -> Iterator[str]:
@@ -31,7 +37,7 @@ def _missing(experiment: "Experiment") -> Iterator[str]:
         if not getattr(experiment, name):
             yield f"{name}: at least one is required"
     for method in experiment.methods:
-        if "method.name" not in {*_keys(experiment.plan), *_keys({"method": method.method})}:
+        if not (method.alone or _name_of(method, experiment)):
             yield f"methods: {method.label!r} has no method name; use method = {{ name = … }}"
     for entry in experiment.data if experiment.kind == "distribution" else ():
         if not (entry.classes or dataset_info(entry.name).classes):
@@ -77,6 +83,20 @@ def _unknown(experiment: "Experiment") -> Iterator[str]:
     for entry in entries:
         if entry.stands_for is not None and entry.stands_for not in KNOWN:
             yield f"data: {entry.title} stands for unknown {entry.stands_for!r}; use one of {', '.join(KNOWN)}"
+
+
+def _unsuitable(experiment: "Experiment") -> Iterator[str]:
+    for method in experiment.methods:
+        if method.alone and (method.method or method.fine_tuned):
+            yield f"methods: {method.label!r} trains every client alone; remove method and fine_tuned"
+        if method.served and _name_of(method, experiment) != "distrans":
+            yield f"methods: {method.label!r} has no offset; served is for distrans"
+    if experiment.compare is not None and experiment.compare not in [m.label for m in experiment.methods if m.served]:
+        yield f"compare: no method with served = true has the label {experiment.compare!r}"
+
+
+def _name_of(method: "MethodEntry", experiment: "Experiment") -> Any:
+    return dict(flatten(merge(experiment.plan, {"method": method.method}))).get("method.name")
 
 
 def _set_elsewhere(experiment: "Experiment") -> Iterator[str]:

@@ -187,6 +187,10 @@ class TestFaults:
             (SMALLEST.replace('{ name = "distrans" }', "{ alpha = 0.1 }"), "'DisTrans' has no method name"),
             (SMALLEST + "dh = [0.6]", "is for DH 0.6, which no"),
             (SMALLEST + "on = { digit = { alpha = 0.1 } }", "has settings for 'digit'"),
+            (
+                SMALLEST.replace("rounds = 3", 'compare = "B"'),
+                "compare: no method with served = true has the label 'B'",
+            ),
             (SMALLEST.replace("rounds = 3", 'paper = "table9"'), "paper: unknown table 'table9'; use one of table1"),
             (SMALLEST.replace("dh = [0.8]", 'dh = [0.8]\nstands_for = "mnist"'), "stands for unknown 'mnist'"),
             (
@@ -240,6 +244,8 @@ EXPECTED = [
     "fig-epochs",
     "fig-rounds",
     "fig-umap",
+    "joining-wide",
+    "joining",
     "motivation",
     *TABLES,
 ]
@@ -267,7 +273,7 @@ class TestPaper:
     @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
     def test_small_forms_use_small_networks_and_available_data(self, file: Path) -> None:
         small = load_experiment(file).scaled("small")
-        assert {entry.name for entry in small.data} <= {"cifar10", "fashion-mnist", "orl-faces"}
+        assert {entry.name for entry in small.data} <= {"cifar10", "digits", "fashion-mnist", "orl-faces"}
         used = {cell.plan["model"]["backbone"] for cell in load_experiment(file).cells("small")}
         assert used <= {"lenet", "lab.networks:deep", "lab.networks:deep_normed"}
 

@@ -22,9 +22,9 @@ class TestAReport:
         values = [r["last"]["accuracy"] for r in Results(folder).load() if r["cell"]["label"] == "FedAvg"]
         assert f"{spread(values)} · paper 0.726" in text
         assert "### digits (paper: cifar10)\n\n| method | DH 100% |\n" in text
-        for name, control in (("masked", "masked"), ("reweighted", "re-weighted")):
+        for name, control in (("masked", ", masked"), ("reweighted", " + prior")):
             values = [r["last"][f"{name}_accuracy"] for r in Results(folder).load() if r["cell"]["label"] == "FedAvg"]
-            assert f"| FedAvg, {control} | {spread(values)} |" in text
+            assert f"| FedAvg{control} | {spread(values)} |" in text
         assert "DisTrans, masked" not in text
         assert "Scale **full**: 4 of 4 federations finished." in text
         assert "16 training images per class, 6 test images per class, in place of cifar10" in text

@@ -1,5 +1,6 @@
 """Simulated clients that share one copy of an image set and hold indices into it."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,13 +19,17 @@ from shared.learning.heterogeneity import count_classes, distributional_heteroge
 from shared.learning.methods.base import ClientRecord
 from shared.learning.preprocessing import normalize
 
+_MAX_PREPARED_BYTES = 256 << 20  # of a part, over all clients together
 Negatives = Literal["auto", "always", "never"]
 Shift = Literal["none", "rotated", "inverted"]
 
 
 @dataclass(frozen=True)
 class IndexedData:
-    """One client's images of a part, as training and evaluation see them; costs a few bytes per image."""
+    """One client's images of a part, as training and evaluation see them.
+
+    If the whole part is small, the client keeps its images as the network sees them; else only their indices.
+    """
 
     part: Part
     indices: Tensor
@@ -46,9 +51,19 @@ class IndexedData:
         """Yield all images once, in an order determined by the seed; the last batch may be smaller."""
         order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
         for start in range(0, self.samples, size):
-            chosen = self.indices[order[start : start + size]]
-            seen = shifted(self.part.images[chosen], self.shift, self.client)
-            yield to_network(seen, self.image), self.part.labels[chosen]
+            places = order[start : start + size]
+            images = self._seen(places) if self._prepared is None else self._prepared[places]
+            yield images, self.part.labels[self.indices[places]]
+
+    @functools.cached_property
+    def _prepared(self) -> Tensor | None:
+        """All images as the network sees them, to prepare them once; None if the clients' would need much memory."""
+        values = len(self.part.labels) * self.image.channels * self.image.height * self.image.width
+        return self._seen(torch.arange(self.samples)) if 4 * values <= _MAX_PREPARED_BYTES else None
+
+    def _seen(self, places: Tensor) -> Tensor:
+        images = self.part.images[self.indices[places]]
+        return to_network(shifted(images, self.shift, self.client), self.image)
 
 
 def shifted(images: Tensor, shift: Shift, client: int) -> Tensor:

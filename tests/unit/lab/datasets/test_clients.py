@@ -55,6 +55,20 @@ class TestClients:
 
         assert drawn(1) == drawn(1) != drawn(2)
 
+    @pytest.mark.parametrize("shift", ["none", "rotated", "inverted"])
+    def test_images_prepared_once_have_the_same_bits(
+        self, shift: Shift, digits: ImageSet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def drawn() -> list[tuple[torch.Tensor, torch.Tensor]]:
+            clients = make_clients(digits, paper_shares(10, 5, 4, seed=0), 0, shift=shift)
+            return [batch for client in clients for batch in client.train.batches(7, seed=3)]
+
+        at_once = drawn()
+        monkeypatch.setattr("lab.datasets.clients._MAX_PREPARED_BYTES", 0)
+        for (images, labels), (others, same) in zip(at_once, drawn(), strict=True):
+            assert torch.equal(images, others)
+            assert torch.equal(labels, same)
+
     @pytest.mark.parametrize(
         ("clients", "each", "negatives", "added"),
         [

@@ -14,6 +14,7 @@ from shared.contract.errors import BackboneError
 from shared.contract.plan import BUILT_IN_BACKBONES, ImagePlan
 from shared.learning.backbones import Stem, Stemmed, build_backbone
 from shared.learning.model import blend
+from shared.learning.seeds import seeded
 
 FEATURES = {"lenet": 100, "alexnet": 4096, "resnet18": 512, "resnet50": 2048, "cnn": 84}
 
@@ -90,7 +91,8 @@ class TestBuiltIn:
         assert sum(isinstance(layer, nn.ReLU) for layer in net.modules()) == number
 
     def test_lenet_has_kaiming_weights_and_no_biases_on_request(self) -> None:
-        net = build_backbone("lenet", image(), initialization="kaiming").net
+        with seeded("lenet"):
+            net = build_backbone("lenet", image(), initialization="kaiming").net
         layers = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         assert len(layers) == 3
         for layer, inputs in zip(layers, (3 * 25, 6 * 25, 16 * 26 * 26), strict=True):
@@ -100,8 +102,8 @@ class TestBuiltIn:
     def test_other_networks_keep_their_own_initial_weights(self) -> None:
         built = []
         for initialization in ("torch", "kaiming"):
-            torch.manual_seed(0)
-            built.append(build_backbone("cnn", image(), initialization=initialization).net.state_dict())
+            with seeded("cnn"):
+                built.append(build_backbone("cnn", image(), initialization=initialization).net.state_dict())
         assert_same_tensors(*built)
 
     @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ def _sentence(paired: PairedCounts, outcome: Outcome, candidate: str | None) -> 
         return f"This site does better alone; its own model is served{accuracy}"
     if not paired.samples:
         return "No difference can be shown without test images"
+    if not paired.only_served + paired.only_alone:
+        return f"No difference on {paired.samples} test {images}: both models agree, or the site serves its own"
     if outcome == "no-difference":
         return f"No difference can be shown with {paired.samples} {images}: {_points(paired)}"
     result = "Joining pays off" if outcome == "pays-off" else "This site does better alone"

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.store.tables import Client, Evaluation, Federation
 from shared.contract.measurements import Evaluation as Measured
+from shared.contract.measurements import EvaluationReport
 from shared.contract.messages import EvaluationView
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,10 @@ def _evaluations(session: Session, federation: Federation, model_number: int) ->
 
 
 @lru_cache(maxsize=4096)
-def stored_evaluation(text: str) -> Measured | None:
+def stored_evaluation(text: str) -> EvaluationReport | None:
     """Parse a stored evaluation; return None for impossible numbers accepted by an older release."""
     try:
-        return Measured.model_validate_json(text)
+        return EvaluationReport.model_validate_json(text)
     except ValidationError as error:
         logger.warning(
             "ignored an invalid stored evaluation: %s", error.errors(include_url=False, include_input=False)[0]

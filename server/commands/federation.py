@@ -11,6 +11,7 @@ from server.commands.options import Federation, Json
 from server.commands.output import (
     activity_cells,
     federation_lines,
+    images_cell,
     missing_cell,
     out,
     percent,
@@ -138,8 +139,8 @@ def _tables(coordinator: "Coordinator", view: "FederationView") -> list[Table]:
     clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
     now, patience_s = coordinator.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
     for client in coordinator.clients(view.name):
-        state, images = state_cell(client, now, patience_s), str(sum(client.class_counts.values()))
-        clients.add_row(client.name, state, images, client.device, *activity_cells(client, now))
+        state = state_cell(client, now, patience_s)
+        clients.add_row(client.name, state, images_cell(client), client.device, *activity_cells(client, now))
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
     if last > _ROUNDS_SHOWN:

@@ -59,6 +59,11 @@ def activity_cells(client: "ClientView", now: float) -> tuple[str, str, str]:
     return client.activity_detail or client.activity or "not reported", trouble_text(client) or "–", seen
 
 
+def images_cell(client: "ClientView") -> str:
+    """Return a client's number of training images."""
+    return str(sum(client.class_counts.values())) if client.class_counts else "withheld"
+
+
 def trouble_text(client: "ClientView") -> str:
     """Return the messages of a client's trouble; empty without any."""
     return " ".join(trouble.message for trouble in client.troubles) if client.state == "active" else ""

@@ -27,6 +27,7 @@ from server.store import blobs
 from server.store.tables import Client, Federation, Model, Participant, Round, Update
 from shared.contract.messages import FederationView, RoundSummary
 from shared.contract.plan import FederationPlan
+from shared.learning.methods.base import known_counts
 from shared.tensors.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -151,13 +152,13 @@ class Members:
 
 
 def active_members(session: Session, federation: Federation) -> Members:
-    """Return the active clients, sorted by name, and their heterogeneity."""
+    """Return the active clients, sorted by name, and the heterogeneity of those that tell their class counts."""
     from shared.learning.heterogeneity import (
         distributional_heterogeneity,
     )  # imports numpy, which most commands do not need
 
     clients = active_clients(session, federation)
-    counts = [client_record(client).class_counts for client in clients]
+    counts = known_counts(client_record(client) for client in clients)
     return Members(clients, distributional_heterogeneity(counts) if counts else None)
 
 

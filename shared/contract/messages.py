@@ -54,7 +54,9 @@ class JoinRequest(Frozen):
 
     name: Name = Field(examples=["north-hospital"])
     class_counts: dict[ClassName, ImageCount] = Field(
-        max_length=100_000, description="Training images per class.", examples=[{"benign": 812, "malignant": 97}]
+        max_length=100_000,
+        description="Training images per class. Empty: the site withholds them.",
+        examples=[{"benign": 812, "malignant": 97}],
     )
     held_out_images: ImageCount | None = Field(
         None, description="Largest number of images an evaluation may cover. Unset: the number of training images."
@@ -87,7 +89,9 @@ class JoinAnswer(Answer):
 class ClassCountsPatch(Frozen):
     """New counts for a client whose data changed; class counts take effect with the next round."""
 
-    class_counts: dict[ClassName, ImageCount] = Field(max_length=100_000)
+    class_counts: dict[ClassName, ImageCount] = Field(
+        max_length=100_000, description="Training images per class. Empty: the site withholds them."
+    )
     held_out_images: ImageCount | None = Field(None, description="Unset: unchanged.")
 
 
@@ -126,7 +130,7 @@ class ClientView(Answer):
     name: str
     state: Literal["active", "left", "revoked"]
     federation: str
-    class_counts: dict[str, int]
+    class_counts: dict[str, int] = Field(description="Training images per class; empty if the site withholds them.")
     held_out_images: int | None = None
     agent_version: str
     device: str
@@ -276,6 +280,7 @@ class HeterogeneityView(Answer):
     classes: list[str]
     clients: dict[str, list[int]] = Field(description="Training images per class, by client name.")
     embeddings: dict[str, list[float]] = Field(description="Each client's share of a class's images, by client name.")
+    withheld: list[str] = Field([], description="Clients that withhold their class counts and are left out above.")
 
 
 class RoundTaskView(Answer):

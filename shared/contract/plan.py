@@ -22,7 +22,13 @@ from pydantic import (
 from shared.contract.error_collection import ConflictingFields, collect_errors, count_errors, error_lines
 from shared.contract.errors import PlanError
 from shared.contract.frozen import Frozen
-from shared.contract.method_options import DistransOptions, HypernetworkOptions, MethodOptions, PFedMeOptions
+from shared.contract.method_options import (
+    DistransOptions,
+    FedAwSOptions,
+    HypernetworkOptions,
+    MethodOptions,
+    PFedMeOptions,
+)
 from shared.contract.patterns import IMPORT_PATH_PATTERN, NAME_PATTERN
 from shared.contract.presets import DEFAULT_PRESET, Preset, apply_preset
 from shared.contract.suggestions import did_you_mean
@@ -222,6 +228,15 @@ class FederationPlan(Frozen):
                 "image.channels",
             )
         return self
+
+    @property
+    def counts_needed_by(self) -> str | None:
+        """The setting that does not work unless all sites tell their class counts; None if they may withhold them."""
+        if self.averaging == "samples":
+            return "averaging = 'samples'"
+        if isinstance(self.method, FedAwSOptions) and self.method.client_loss == "hinge":
+            return "method.client_loss = 'hinge'"
+        return None
 
     # Defined last so that it wraps the other validators too.
     @model_validator(mode="wrap")

@@ -14,6 +14,8 @@ from server.core.lifecycle import UNDER_WAY, describe_waiting
 from server.service.audit import record_action
 from server.service.context import Actor, Context, client_record, facts_of, notify_agents, plan_of, server_half_of
 from server.service.initial_weights import load_pretrained
+from server.service.measurements.convergence import suggest_rounds
+from server.service.measurements.verdicts import own_verdict, verdicts
 from server.service.queries import active_clients, load_federation, round_under_way
 from server.service.transitions import (
     advance,
@@ -260,7 +262,19 @@ def _list_item(session: Session, ctx: Context, federation: Federation, *, for_op
         )
 
 
-def show(ctx: Context, name: str, *, for_operator: bool = True) -> FederationView:
-    """Return one federation with its plan."""
+def show(ctx: Context, name: str, only_client: str | None = None) -> FederationView:
+    """Return one federation with its plan, and whether joining and its number of rounds paid off.
+
+    A client sees only its own verdict.
+    """
     with ctx.db.read() as session:
-        return view(session, ctx, load_federation(session, name), for_operator=for_operator)
+        federation = load_federation(session, name)
+        shown = view(session, ctx, federation, for_operator=only_client is None)
+        if only_client is None:
+            found, summary = verdicts(session, federation)
+        else:
+            found, summary = own_verdict(session, federation, only_client), None
+        results = {"verdicts": found, "verdict_summary": summary}
+        return shown.model_copy(
+            update=results | {"more_rounds": suggest_rounds(session, federation, shown.rounds_total)}
+        )

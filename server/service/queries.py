@@ -58,6 +58,16 @@ def base_of(session: Session, federation: Federation, number: int) -> int | None
     return session.execute(query.where(Round.state == "done")).scalar_one_or_none()
 
 
+def ancestry(session: Session, federation: Federation, number: int) -> list[int]:
+    """Return a model and those that it came from, newest first."""
+    rounds = select(Round.number, Round.base_model).where(Round.federation_id == federation.id, Round.state == "done")
+    bases = {row.number: row.base_model for row in session.execute(rounds)}
+    line = [number]
+    while line[-1] in bases:
+        line.append(bases[line[-1]])
+    return line
+
+
 def round_under_way(session: Session, federation: Federation) -> Round | None:
     """Return the round that is open or aggregating. There is at most one."""
     query = select(Round).where(Round.federation_id == federation.id, Round.state.in_(UNDER_WAY))

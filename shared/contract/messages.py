@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_IMAGES
-from shared.contract.measurements import TrainingReport
+from shared.contract.measurements import TrainingReport, Verdict
 from shared.contract.patterns import ATTEMPT_PATTERN, DIGEST_PATTERN, ONE_LINE_PATTERN, PRINTABLE_PATTERN
 from shared.contract.plan import ClassName, Name, StoredPlan
 
@@ -251,6 +251,24 @@ class RoundView(RoundSummary):
     client_evaluations: dict[str, EvaluationView]
 
 
+class SiteVerdict(Answer):
+    """Whether joining paid off at a site, by the newest model it evaluated."""
+
+    client: str
+    model: int
+    verdict: Verdict
+
+
+class VerdictSummary(Answer):
+    """At how many sites joining paid off."""
+
+    pays_off: int
+    no_difference: int
+    better_alone: int
+    not_shared: int = Field(description="Sites that do not share their verdict, or have none yet.")
+    sentence: str
+
+
 class FederationView(Answer):
     """A federation and what it is waiting for."""
 
@@ -270,6 +288,13 @@ class FederationView(Answer):
     dh: float | None
     best_accuracy: float | None
     best_model: int | None
+    more_rounds: int | None = Field(
+        None,
+        description="The accuracy was still rising when the rounds were over, or almost over: about this many more "
+        "rounds would help.",
+    )
+    verdicts: list[SiteVerdict] = Field([], description="Of the sites that share theirs; a client sees only its own.")
+    verdict_summary: VerdictSummary | None = Field(None, description="Null for clients, and if no site shares any.")
     plan: StoredPlan | None = None
 
 

@@ -37,7 +37,9 @@ def mcnemar(paired: PairedCounts) -> float:
 
 
 def difference_interval(paired: PairedCounts) -> Interval:
-    """Return the 95 % interval of the difference in accuracy, served minus alone (Agresti and Min)."""
+    """Return the 95 % interval of the difference in accuracy, served minus alone; from −1 to 1 without images."""
+    if not paired.samples:
+        return Interval(low=-1.0, high=1.0)
     samples = paired.samples + 2
     difference = paired.only_served - paired.only_alone
     discordant = paired.only_served + paired.only_alone + 1

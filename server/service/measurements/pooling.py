@@ -53,11 +53,12 @@ def pooled_accuracy(session: Session, federation: Federation, model_number: int)
     return pooled(session, federation, model_number).accuracy
 
 
-def pooled_accuracies(session: Session, federation: Federation) -> dict[int, float | None]:
-    """Return the pooled accuracy of every measured model, with one query."""
+def pooled_accuracies(session: Session, federation: Federation, since: int = 0) -> dict[int, float | None]:
+    """Return the pooled accuracy of every measured model from number `since` on, with one query."""
     query = select(Evaluation.model_number, Evaluation.result).join(Client, Client.id == Evaluation.client_id)
     correct, samples = Counter[int](), Counter[int]()  # adding up Measured objects takes as long as reading them
-    for number, text in session.execute(query.where(Evaluation.federation_id == federation.id, Client.counted)):
+    query = query.where(Evaluation.federation_id == federation.id, Evaluation.model_number >= since, Client.counted)
+    for number, text in session.execute(query):
         result = stored_evaluation(text) or _NOTHING
         correct[number] += result.correct
         samples[number] += result.samples

@@ -78,7 +78,7 @@ class TestDifference:
         found = difference_interval(pairs(794, 150, 86, 570))
         assert (found.low, found.high) == (pytest.approx(0.02122, abs=1e-5), pytest.approx(0.05868, abs=1e-5))
 
-    @given(paired=paired_counts)
+    @given(paired=paired_counts.filter(lambda paired: paired.samples > 0))
     def test_is_wald_s_interval_of_the_counts_plus_one_half_each(self, paired: PairedCounts) -> None:
         n = paired.samples + 2
         served, alone = (paired.only_served + 0.5) / n, (paired.only_alone + 0.5) / n
@@ -86,8 +86,11 @@ class TestDifference:
         found = difference_interval(paired)
         assert found.low == pytest.approx(max(-1, center - margin))
         assert found.high == pytest.approx(min(1, center + margin))
-        if paired.samples:
-            assert found.low <= (paired.only_served - paired.only_alone) / paired.samples <= found.high
+        assert found.low <= (paired.only_served - paired.only_alone) / paired.samples <= found.high
+
+    def test_is_everything_without_images(self) -> None:
+        found = difference_interval(pairs(0, 0, 0, 0))
+        assert (found.low, found.high) == (-1, 1)
 
 
 class TestVerdict:

@@ -15,7 +15,7 @@ from server.service.audit import record_action
 from server.service.context import Actor, Context, client_record, facts_of, notify_agents, plan_of, server_half_of
 from server.service.initial_weights import load_pretrained
 from server.service.measurements.convergence import suggest_rounds
-from server.service.measurements.verdicts import own_verdict, verdicts
+from server.service.measurements.verdicts import verdicts
 from server.service.queries import active_clients, load_federation, round_under_way
 from server.service.transitions import (
     advance,
@@ -270,11 +270,6 @@ def show(ctx: Context, name: str, only_client: str | None = None) -> FederationV
     with ctx.db.read() as session:
         federation = load_federation(session, name)
         shown = view(session, ctx, federation, for_operator=only_client is None)
-        if only_client is None:
-            found, summary = verdicts(session, federation)
-        else:
-            found, summary = own_verdict(session, federation, only_client), None
-        results = {"verdicts": found, "verdict_summary": summary}
-        return shown.model_copy(
-            update=results | {"more_rounds": suggest_rounds(session, federation, shown.rounds_total)}
-        )
+        found, summary = verdicts(session, federation, only_client)
+        more = suggest_rounds(session, federation, shown.rounds_total)
+        return shown.model_copy(update={"verdicts": found, "verdict_summary": summary, "more_rounds": more})

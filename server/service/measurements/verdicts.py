@@ -14,35 +14,32 @@ from shared.learning.verdict import reach_verdict
 _reach_verdict = lru_cache(maxsize=4096)(reach_verdict)  # `federation show --watch` asks for the same ones again
 
 
-def verdicts(session: Session, federation: Federation) -> tuple[list[SiteVerdict], VerdictSummary | None]:
+def verdicts(
+    session: Session, federation: Federation, only_client: str | None
+) -> tuple[list[SiteVerdict], VerdictSummary | None]:
     """Return the verdict of each site on the newest model it evaluated, by name, and a summary; None without any.
 
-    As with accuracies, sites that left before the federation ended do not count.
+    As with accuracies, sites that left before the federation ended do not count. A client gets its own verdict and no
+    summary, which would give away another's if there are few.
     """
-    newest = select(func.max(Evaluation.model_number)).where(
-        Evaluation.federation_id == federation.id, Evaluation.client_id == Client.id
-    )
+    newest = select(Evaluation.client_id, func.max(Evaluation.model_number).label("number"))
+    newest = newest.where(Evaluation.federation_id == federation.id).group_by(Evaluation.client_id)
+    last = newest.subquery()
     query = select(Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
+        last, last.c.client_id == Client.id
+    )
+    query = query.outerjoin(
         Evaluation,
         (Evaluation.federation_id == federation.id)
-        & (Evaluation.client_id == Client.id)
-        & (Evaluation.model_number == newest.scalar_subquery()),
-    )
-    rows = session.execute(query.where(Client.federation_id == federation.id, Client.counted)).all()
+        & (Evaluation.client_id == last.c.client_id)
+        & (Evaluation.model_number == last.c.number),
+    ).where(Client.federation_id == federation.id, Client.counted)
+    if only_client is not None:
+        query = query.where(Client.id == only_client)
+    rows = session.execute(query).all()
     shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
     shared.sort(key=lambda one: one.client)
-    return shared, summarize(shared, len(rows) - len(shared)) if shared else None
-
-
-def own_verdict(session: Session, federation: Federation, client_id: str) -> list[SiteVerdict]:
-    """Return what `verdicts` has of this client."""
-    query = select(Client.name, Evaluation.model_number, Evaluation.result)
-    query = query.join(Evaluation, Evaluation.client_id == Client.id).where(
-        Evaluation.federation_id == federation.id, Evaluation.client_id == client_id
-    )
-    row = session.execute(query.order_by(Evaluation.model_number.desc()).limit(1)).one_or_none()
-    found = _of_site(*row) if row is not None else None
-    return [found] if found else []
+    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
 
 
 def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:

@@ -164,12 +164,12 @@ class Agent:
     def _report_class_counts(self, data: SiteData) -> None:
         if self._has_reported_counts or time.monotonic() < self._counts_retry_at:
             return
-        report = data.report
+        withheld, held_out = self._context.identity.withhold_class_counts, data.report.test_images
         try:
             known = self._coordinator.me()
-            if (known.class_counts, known.held_out_images) != (report.class_counts, report.test_images):
+            if (known.class_counts, known.held_out_images) != ({} if withheld else data.report.class_counts, held_out):
                 logger.info("the image counts have changed; reporting them to the coordinator")
-                self._coordinator.update_counts(report.nonzero_class_counts, report.test_images)
+                self._coordinator.update_counts({} if withheld else data.report.nonzero_class_counts, held_out)
         except RequestRefused as error:
             self._counts_retry_at = time.monotonic() + _DATA_RETRY_S
             self._status.record(TroubleKind.DATA, f"The coordinator rejected this site's class counts: {error}")

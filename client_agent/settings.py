@@ -45,6 +45,7 @@ class Identity(BaseModel):
     skip_bad: bool = False
     skipped: SkippedData = NOTHING_SKIPPED
     class_map: dict[str, str] = {}
+    withhold_class_counts: bool = False
     has_left: bool = False
 
 

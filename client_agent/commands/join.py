@@ -46,6 +46,13 @@ def join(
         bool,
         typer.Option("--skip-bad", help="Skip unreadable files and unknown classes, now and in every run."),
     ] = False,
+    withhold_class_counts: Annotated[
+        bool,
+        typer.Option(
+            "--withhold-class-counts",
+            help="Do not tell the coordinator how many images of each class this site has, now and in every run.",
+        ),
+    ] = False,
     ca_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="PEM file of the certificate authority to trust (default: the system's)."),
@@ -85,9 +92,12 @@ def join(
             data,
             skip_bad=skip_bad,
             class_map=class_map,
+            withhold_class_counts=withhold_class_counts,
             on_report=_print_counts,
             on_file=lambda done, total: progress.update(bar, completed=done, total=total),
         )
+    if withhold_class_counts:
+        out.print("These counts stay here; the coordinator was told only how many held-out images there are.")
     out.print(
         f"Joined {identity.federation} as {name}. Credentials are in {state}, readable only by you. "
         f"Next: distrans-agent run{state_option(state)}",

@@ -13,6 +13,7 @@ from client_agent.coordinator.connection import LONG_POLL_S, require_same_origin
 from client_agent.coordinator.downloads import PIECE_BYTES, ExpectedDownload, PartialFile
 from client_agent.coordinator.outcomes import Done, Outcome, Retry, Value, accepted, failed, parsed, retry_for
 from client_agent.errors import AgentEnded, Ending, RequestRefused, StopRequested, TokenRefused, UnusableModel
+from shared.contract import versions
 from shared.contract.errors import DistransError, ForeignAnswer, WireError
 from shared.contract.measurements import Evaluation
 from shared.contract.messages import ClientView, TaskAnswer, UpdateReceipt
@@ -50,6 +51,7 @@ class Coordinator:
         self.reachable: bool | None = None
         self.problem = ""  # why the last call was not answered
         self.bytes_sent = self.bytes_received = 0
+        self._protocol = versions.UNVERSIONED  # as of the coordinator's last response
 
     def _retry(self, what: str, attempt: Callable[[], Outcome[Value]], tries: int | None = None) -> Value:
         """Repeat an attempt until it is done; raise its error if a retry would not help."""
@@ -87,7 +89,9 @@ class Coordinator:
         self._on_problem(problem)
 
     def _request(self, method: str, url: str | httpx.URL, **options: Any) -> httpx.Response:
-        return request(self._http, method, str(url), **options)
+        response = request(self._http, method, str(url), **options)
+        self._protocol = versions.read_version(response.headers.get(versions.HEADER)) or versions.UNVERSIONED
+        return response
 
     def me(self) -> ClientView:
         """Return the coordinator's record of this client."""
@@ -186,7 +190,9 @@ class Coordinator:
 
     def report_evaluation(self, model: int, result: Evaluation) -> None:
         """Report what a global model scored here; raise DistransError if the report cannot be delivered."""
-        url, body = f"/v1/models/{model}/evaluation", result.model_dump()
+        # Coordinators without a version check no agent's and reject fields they do not know.
+        unknown = None if self._protocol >= versions.VERDICTS_SINCE else {"paired", "candidate"}
+        url, body = f"/v1/models/{model}/evaluation", result.model_dump(exclude=unknown, exclude_none=True)
         self._retry("reporting a score", lambda: accepted(self._request("PUT", url, json=body)), tries=_SCORE_TRIES)
 
 

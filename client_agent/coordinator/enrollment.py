@@ -18,7 +18,7 @@ from client_agent.state.pending_join import joining
 from shared import __version__
 from shared.contract.errors import DistransError
 from shared.contract.messages import JoinAnswer, JoinRequest
-from shared.contract.plan import Name
+from shared.contract.plan import FederationPlan, Name
 from shared.http.client_connection import Connection
 from shared.learning.runtime import select_device
 
@@ -34,6 +34,7 @@ def join_federation(
     *,
     skip_bad: bool = False,
     class_map: Path | None = None,
+    withhold_class_counts: bool = False,
     on_report: Callable[[DataReport], None] = lambda _report: None,
     on_file: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Identity:
@@ -49,6 +50,8 @@ def join_federation(
     with open_http(connection, invite) as http, joining(folder.path, connection.server, name) as begun:
         try:
             previewed = calls.preview_invite(http, begun.attempt if begun.is_repeat else None)
+            if withhold_class_counts:
+                _check_optional_counts(previewed.plan)
             report = open_data(
                 spec,
                 previewed.plan,
@@ -64,7 +67,7 @@ def join_federation(
             raise
         request = JoinRequest(
             name=name,
-            class_counts=report.nonzero_class_counts,
+            class_counts={} if withhold_class_counts else report.nonzero_class_counts,
             held_out_images=report.test_images,
             agent_version=__version__,
             device=device.type,
@@ -82,6 +85,7 @@ def join_federation(
             skip_bad=skip_bad,
             skipped=report.skipped,
             class_map=names,
+            withhold_class_counts=withhold_class_counts,
         )
         folder.create(identity)
     return identity
@@ -102,6 +106,14 @@ def _check_invite(invite: str) -> None:
         raise DistransError(
             "The invite is empty, too long, or contains characters that invites do not have.",
             next_step="Copy the whole token that the operator sent, without spaces or line breaks.",
+        )
+
+
+def _check_optional_counts(plan: FederationPlan) -> None:
+    if plan.counts_needed_by:
+        raise DistransError(
+            f"This federation needs every site's class counts, because of {plan.counts_needed_by}.",
+            next_step="Join without --withhold-class-counts, or ask the operator for another plan.",
         )
 
 

@@ -28,7 +28,7 @@ from shared.contract.messages import (
     StatusReport,
     TokenAnswer,
 )
-from shared.contract.plan import ROUNDS_SETTINGS_SINCE
+from shared.contract.plan import settings_to_hide
 from shared.http.openapi import problem_responses
 
 joining = APIRouter(tags=["clients"], route_class=guarded(authenticate_invited))
@@ -63,9 +63,9 @@ def join_federation(request: Request, ctx: Ctx, invited: InviteHolder, body: Joi
 def _readable(
     request: Request, answer: FederationPlanAnswer | JoinAnswer, status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
-    """Leave out settings that agents of the caller's protocol version reject; agents do not need them."""
-    later = {name for since, name in ROUNDS_SETTINGS_SINCE if since > require_protocol(request)}
-    body = answer.model_dump_json(exclude={"plan": {"rounds": later}})
+    """Leave out settings that agents of the caller's protocol version would reject, and do not need."""
+    hidden = settings_to_hide(answer.plan, require_protocol(request))
+    body = answer.model_dump_json(exclude={"plan": hidden})
     return Response(body, status, media_type="application/json")
 
 

@@ -66,9 +66,11 @@ async def list_federations(ctx: Ctx, caller: AnyCaller, limits: LimitsOf) -> Res
 
 @router.get("/v1/federations/{name}", dependencies=[HISTORY], responses=_READ, response_model=FederationView)
 async def get_federation(ctx: Ctx, caller: Member, limits: LimitsOf, name: str) -> Response:
-    """Return a federation's state, plan, and what it is waiting for. Clients do not see the names of other clients."""
-    operator = caller.identity is None
-    return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, for_operator=operator)))
+    """Return a federation's state, plan, what it is waiting for, and at which sites joining paid off.
+
+    Clients do not see the names of other clients, nor their verdicts.
+    """
+    return await limits.in_history_thread(lambda: _json(federations.show(ctx, name, caller.only_client)))
 
 
 @router.delete("/v1/federations/{name}", status_code=HTTPStatus.NO_CONTENT, responses=_CHANGE)

@@ -14,7 +14,7 @@ from server.api.streaming import download_options, send_blob
 from server.service import tasks
 from server.service.downloads import round_personal
 from server.service.measurements import evaluations
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import EvaluationReport
 from shared.contract.messages import TaskAnswer
 from shared.http.openapi import problem_responses
 
@@ -70,7 +70,10 @@ async def get_round_personal(
     responses=problem_responses(401, 403, 404, 413, 415, 422, 429),
 )
 def put_evaluation(
-    ctx: Ctx, identity: ClientIdentity, number: Annotated[int, Path(ge=0, lt=2**31)], result: Evaluation
+    ctx: Ctx, identity: ClientIdentity, number: Annotated[int, Path(ge=0, lt=2**31)], result: EvaluationReport
 ) -> None:
-    """Submit what this client measured on its held-out data with a global model and its own offset."""
+    """Submit what this client measured on its held-out data with a global model and its own offset.
+
+    `paired` also says how the model that the site serves did compared with one trained on its own images only.
+    """
     evaluations.submit(ctx, identity, number, result)

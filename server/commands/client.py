@@ -4,7 +4,7 @@ import typer
 from rich.table import Table
 
 from server.commands.options import Client, Federation, Json
-from server.commands.output import activity_cells, out, print_json
+from server.commands.output import activity_cells, images_cell, out, print_json
 from server.commands.target import Connect, on_coordinator
 from shared.system.command_line import print_table
 
@@ -23,8 +23,7 @@ def list_(connect: Connect, name: Federation, as_json: Json = False) -> None:
     table = Table("client", "id", "state", "doing", "trouble", "last seen", "images", "classes", "device", "agent")
     for view in views:
         held = [label for label, count in view.class_counts.items() if count]
-        images = str(sum(view.class_counts.values()))
-        cells = (images, ", ".join(held[:10]), view.device, view.agent_version)
+        cells = (images_cell(view), ", ".join(held[:10]) or "withheld", view.device, view.agent_version)
         table.add_row(view.name, view.id, view.state, *activity_cells(view, coordinator.now()), *cells)
     print_table(table)
 

@@ -11,6 +11,7 @@ from server.commands.options import Federation, Json
 from server.commands.output import (
     activity_cells,
     federation_lines,
+    images_cell,
     missing_cell,
     out,
     percent,
@@ -19,6 +20,7 @@ from server.commands.output import (
     state_cell,
 )
 from server.commands.target import Connect, on_coordinator
+from server.commands.verdicts import verdict_section
 from server.commands.watch import watch
 from shared.contract.errors import DistransError
 from shared.system.command_line import examples, print_table, print_warning
@@ -119,7 +121,7 @@ def show(
         ),
     ] = 2.0,
 ) -> None:
-    """Show a federation with its clients and its latest rounds."""
+    """Show a federation with its clients, its latest rounds, and whether joining paid off."""
     coordinator = connect()
     if as_json:
         typer.echo(coordinator.federation(name).model_dump_json(indent=2))
@@ -128,21 +130,24 @@ def show(
     else:
         view = coordinator.federation(name)
         print_federation(view)
-        for table in _tables(coordinator, view):
-            print_table(table)
+        for part in _sections(coordinator, view):
+            if isinstance(part, Table):
+                print_table(part)
+            else:
+                out.print(part, highlight=False)
 
 
 def _shown(coordinator: "Coordinator", view: "FederationView") -> "list[RenderableType]":
-    return [*federation_lines(view), *_tables(coordinator, view)]
+    return [*federation_lines(view), *_sections(coordinator, view)]
 
 
-def _tables(coordinator: "Coordinator", view: "FederationView") -> list[Table]:
-    """Return tables of the federation's clients and its latest rounds."""
+def _sections(coordinator: "Coordinator", view: "FederationView") -> "list[RenderableType]":
+    """Return tables of the federation's clients and its latest rounds, and whether joining paid off."""
     clients = Table("client", "state", "images", "device", "doing", "trouble", "last seen")
     now, patience_s = coordinator.now(), math.inf if view.plan is None else view.plan.rounds.absent_after_s
     for client in coordinator.clients(view.name):
-        state, images = state_cell(client, now, patience_s), str(sum(client.class_counts.values()))
-        clients.add_row(client.name, state, images, client.device, *activity_cells(client, now))
+        state = state_cell(client, now, patience_s)
+        clients.add_row(client.name, state, images_cell(client), client.device, *activity_cells(client, now))
     rounds = Table("round", "state", "updates", "accuracy of its model", "missing", "reason")
     last = view.round.number if view.round else view.latest_model
     if last > _ROUNDS_SHOWN:
@@ -157,7 +162,7 @@ def _tables(coordinator: "Coordinator", view: "FederationView") -> list[Table]:
             missing_cell(round_),
             round_.waiting_for or round_.reason,
         )
-    return [clients, rounds]
+    return [clients, rounds, *verdict_section(view)]
 
 
 @app.command()

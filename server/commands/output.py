@@ -34,14 +34,15 @@ def print_federation(view: "FederationView") -> None:
 
 
 def federation_lines(view: "FederationView") -> list[str]:
-    """Return a headline, then what the federation is waiting for and why."""
+    """Return a headline, then what the federation is waiting for and why, and whether it has converged."""
     accuracy = ""
     if view.best_accuracy is not None:
         accuracy = f", best accuracy {percent(view.best_accuracy)} (model {view.best_model})"
     heterogeneity = "" if view.dh is None else f", DH {percent(view.dh, 0)}"
     rounds = f"{view.rounds_done} of {view.rounds_total} rounds"
     headline = f"{view.name}: {view.state}, {rounds}, {view.clients} clients{heterogeneity}{accuracy}"
-    return [headline, *(f"  {line}" for line in (view.waiting_for, view.reason) if line)]
+    advice = view.more_rounds and f"not converged; about {view.more_rounds} more rounds would help"
+    return [headline, *(f"  {line}" for line in (view.waiting_for, view.reason, advice) if line)]
 
 
 def format_time(at: float) -> str:
@@ -57,6 +58,11 @@ def activity_cells(client: "ClientView", now: float) -> tuple[str, str, str]:
     if client.state != "active":
         return "–", "–", seen
     return client.activity_detail or client.activity or "not reported", trouble_text(client) or "–", seen
+
+
+def images_cell(client: "ClientView") -> str:
+    """Return a client's number of training images."""
+    return str(sum(client.class_counts.values())) if client.class_counts else "withheld"
 
 
 def trouble_text(client: "ClientView") -> str:

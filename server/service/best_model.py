@@ -1,11 +1,13 @@
 """Keeps track of a federation's best model and of how many rounds ago the accuracy last improved."""
 
+from itertools import pairwise
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from server.service.measurements.pooling import pooled, pooled_accuracies, pooled_accuracy
-from server.service.queries import base_of, latest_model
-from server.store.tables import Client, Federation, Model, Round
+from server.service.queries import ancestry, base_of, latest_model
+from server.store.tables import Client, Federation, Model
 
 
 def update_best_model(session: Session, federation: Federation, model_number: int) -> None:
@@ -46,17 +48,14 @@ def exclude_measurements(session: Session, federation: Federation, *clients: Cli
 
 def recompute_best_model(session: Session, federation: Federation, number: int) -> None:
     """Recompute the best model from a model and its ancestors."""
-    rounds = select(Round.number, Round.base_model).where(Round.federation_id == federation.id, Round.state == "done")
-    bases = {row.number: row.base_model for row in session.execute(rounds)}
-    line = [number]
-    while line[-1] in bases:
-        line.append(bases[line[-1]])
+    line = ancestry(session, federation, number)
     if federation.best_model is None or federation.best_model >= min(line):  # else it dates from before an import
         federation.best_accuracy = federation.best_model = None
     federation.stale_rounds = 0
     models = select(Model.number, Model.rounds_done).where(Model.federation_id == federation.id)
     rounds_done = {row.number: row.rounds_done for row in session.execute(models)}
     accuracies = pooled_accuracies(session, federation)
+    bases = dict(pairwise(line))
     for ancestor in reversed(line):
         is_copy = ancestor in bases and rounds_done.get(ancestor) == rounds_done.get(bases[ancestor])
         _consider(federation, ancestor, accuracies.get(ancestor), is_copy=is_copy)

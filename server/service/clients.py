@@ -36,12 +36,13 @@ def own_record(ctx: Context, identity: Identity) -> ClientView:
 def _view(session: Session, client: Client) -> ClientView:
     federation = session.get_one(Federation, client.federation_id)
     counts = dict(zip(plan_of(federation.plan).classes, json.loads(client.class_counts), strict=True))
+    withholds = not any(counts.values())
     return ClientView(
         id=client.id,
         name=client.name,
         state=client.state,
         federation=federation.name,
-        class_counts=counts,
+        class_counts={} if withholds else counts,
         held_out_images=client.held_out_images,
         agent_version=client.agent_version,
         device=client.device,

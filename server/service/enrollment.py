@@ -104,8 +104,18 @@ def _rename_in_open_round(session: Session, federation: Federation, old: str, ne
 
 
 def ordered_counts(federation: Federation, counts: dict[str, int]) -> str:
-    """Return class counts as stored, in the order of the plan's classes; raise InvalidInput if they do not fit."""
-    classes = plan_of(federation.plan).classes
+    """Return class counts as stored, in the order of the plan's classes; raise InvalidInput if they do not fit.
+
+    A site that withholds its counts is stored with zeros, which no other site has.
+    """
+    plan = plan_of(federation.plan)
+    classes = plan.classes
+    if not counts and plan.counts_needed_by:
+        raise InvalidInput(
+            "counts-required",
+            f"Sites cannot withhold their class counts in this federation: {plan.counts_needed_by} needs them.",
+            next_step="Send class_counts; with the agent, join without --withhold-class-counts.",
+        )
     unknown = sorted(set(counts) - set(classes))
     if unknown:
         raise InvalidInput(
@@ -114,7 +124,7 @@ def ordered_counts(federation: Federation, counts: dict[str, int]) -> str:
             next_step=f"Its classes are {short_list(classes, 20)}.",
         )
     ordered = [counts.get(name, 0) for name in classes]
-    if not sum(ordered):
+    if counts and not sum(ordered):
         raise InvalidInput("no-data", "A client needs at least one training image.")
     if sum(ordered) > MAX_IMAGES:
         raise InvalidInput("too-much-data", f"{sum(ordered)} training images exceed the limit of {MAX_IMAGES}.")

@@ -14,6 +14,8 @@ from server.core.lifecycle import UNDER_WAY, describe_waiting
 from server.service.audit import record_action
 from server.service.context import Actor, Context, client_record, facts_of, notify_agents, plan_of, server_half_of
 from server.service.initial_weights import load_pretrained
+from server.service.measurements.convergence import suggest_rounds
+from server.service.measurements.verdicts import verdicts
 from server.service.queries import active_clients, load_federation, round_under_way
 from server.service.transitions import (
     advance,
@@ -28,6 +30,7 @@ from server.store.tables import Client, Federation, Model, Participant, Round, U
 from shared.contract.messages import FederationView, RoundSummary
 from shared.contract.plan import FederationPlan
 from shared.contract.plan_warnings import plan_warnings
+from shared.learning.methods.base import known_counts
 from shared.tensors.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -152,13 +155,13 @@ class Members:
 
 
 def active_members(session: Session, federation: Federation) -> Members:
-    """Return the active clients, sorted by name, and their heterogeneity."""
+    """Return the active clients, sorted by name, and the heterogeneity of those that tell their class counts."""
     from shared.learning.heterogeneity import (
         distributional_heterogeneity,
     )  # imports numpy, which most commands do not need
 
     clients = active_clients(session, federation)
-    counts = [client_record(client).class_counts for client in clients]
+    counts = known_counts(client_record(client) for client in clients)
     return Members(clients, distributional_heterogeneity(counts) if counts else None)
 
 
@@ -261,7 +264,14 @@ def _list_item(session: Session, ctx: Context, federation: Federation, *, for_op
         )
 
 
-def show(ctx: Context, name: str, *, for_operator: bool = True) -> FederationView:
-    """Return one federation with its plan."""
+def show(ctx: Context, name: str, only_client: str | None = None) -> FederationView:
+    """Return one federation with its plan, and whether joining and its number of rounds paid off.
+
+    A client sees only its own verdict.
+    """
     with ctx.db.read() as session:
-        return view(session, ctx, load_federation(session, name), for_operator=for_operator)
+        federation = load_federation(session, name)
+        shown = view(session, ctx, federation, for_operator=only_client is None)
+        found, summary = verdicts(session, federation, only_client)
+        more = suggest_rounds(session, federation, shown.rounds_total)
+        return shown.model_copy(update={"verdicts": found, "verdict_summary": summary, "more_rounds": more})

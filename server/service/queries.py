@@ -1,6 +1,7 @@
 """Lookups that several use cases share. They read and never write."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -10,6 +11,7 @@ from server.core.lifecycle import UNDER_WAY
 from server.service.context import Identity, client_record, round_context, server_half_of
 from server.store.database import Database
 from server.store.tables import Client, Federation, Model, Participant, Round
+from shared.contract.class_totals import class_totals_fact
 from shared.contract.suggestions import did_you_mean
 from shared.learning.methods.base import RoundContext
 
@@ -56,6 +58,16 @@ def base_of(session: Session, federation: Federation, number: int) -> int | None
     return session.execute(query.where(Round.state == "done")).scalar_one_or_none()
 
 
+def ancestry(session: Session, federation: Federation, number: int) -> list[int]:
+    """Return a model and those that it came from, newest first."""
+    rounds = select(Round.number, Round.base_model).where(Round.federation_id == federation.id, Round.state == "done")
+    bases = {row.number: row.base_model for row in session.execute(rounds)}
+    line = [number]
+    while line[-1] in bases:
+        line.append(bases[line[-1]])
+    return line
+
+
 def round_under_way(session: Session, federation: Federation) -> Round | None:
     """Return the round that is open or aggregating. There is at most one."""
     query = select(Round).where(Round.federation_id == federation.id, Round.state.in_(UNDER_WAY))
@@ -85,7 +97,10 @@ def serving_context(session: Session, federation: Federation) -> RoundContext:
     query = select(Round).where(Round.federation_id == federation.id, Round.state == "done")
     last = session.execute(query.order_by(Round.number.desc()).limit(1)).scalar_one_or_none()
     if last is not None:
-        return round_context(last)
+        context = round_context(last)
+        # Rounds of older releases have no class totals, but the counts they come from.
+        totals = class_totals_fact(client.class_counts for client in context.roster)
+        return replace(context, facts=totals | context.facts)
     roster = [client_record(client) for client in active_clients(session, federation)]
     facts = server_half_of(federation.plan).facts(roster) if roster else {}  # no data, no heterogeneity
     return RoundContext(roster, facts)

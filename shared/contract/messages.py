@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_IMAGES
-from shared.contract.measurements import TrainingReport
+from shared.contract.measurements import TrainingReport, Verdict
 from shared.contract.patterns import ATTEMPT_PATTERN, DIGEST_PATTERN, ONE_LINE_PATTERN, PRINTABLE_PATTERN
 from shared.contract.plan import ClassName, Name, StoredPlan
 
@@ -54,7 +54,9 @@ class JoinRequest(Frozen):
 
     name: Name = Field(examples=["north-hospital"])
     class_counts: dict[ClassName, ImageCount] = Field(
-        max_length=100_000, description="Training images per class.", examples=[{"benign": 812, "malignant": 97}]
+        max_length=100_000,
+        description="Training images per class. Empty: the site withholds them.",
+        examples=[{"benign": 812, "malignant": 97}],
     )
     held_out_images: ImageCount | None = Field(
         None, description="Largest number of images an evaluation may cover. Unset: the number of training images."
@@ -87,7 +89,9 @@ class JoinAnswer(Answer):
 class ClassCountsPatch(Frozen):
     """New counts for a client whose data changed; class counts take effect with the next round."""
 
-    class_counts: dict[ClassName, ImageCount] = Field(max_length=100_000)
+    class_counts: dict[ClassName, ImageCount] = Field(
+        max_length=100_000, description="Training images per class. Empty: the site withholds them."
+    )
     held_out_images: ImageCount | None = Field(None, description="Unset: unchanged.")
 
 
@@ -126,7 +130,7 @@ class ClientView(Answer):
     name: str
     state: Literal["active", "left", "revoked"]
     federation: str
-    class_counts: dict[str, int]
+    class_counts: dict[str, int] = Field(description="Training images per class; empty if the site withholds them.")
     held_out_images: int | None = None
     agent_version: str
     device: str
@@ -247,6 +251,24 @@ class RoundView(RoundSummary):
     client_evaluations: dict[str, EvaluationView]
 
 
+class SiteVerdict(Answer):
+    """Whether joining paid off at a site, by the newest model it evaluated."""
+
+    client: str
+    model: int
+    verdict: Verdict
+
+
+class VerdictSummary(Answer):
+    """At how many sites joining paid off."""
+
+    pays_off: int
+    no_difference: int
+    better_alone: int
+    not_shared: int = Field(description="Sites that do not share their verdict, or have none yet.")
+    sentence: str
+
+
 class FederationView(Answer):
     """A federation and what it is waiting for."""
 
@@ -266,6 +288,13 @@ class FederationView(Answer):
     dh: float | None
     best_accuracy: float | None
     best_model: int | None
+    more_rounds: int | None = Field(
+        None,
+        description="The accuracy was still rising when the rounds were over, or almost over: about this many more "
+        "rounds would help.",
+    )
+    verdicts: list[SiteVerdict] = Field([], description="Of the sites that share theirs; a client sees only its own.")
+    verdict_summary: VerdictSummary | None = Field(None, description="Null for clients, and if no site shares any.")
     plan: StoredPlan | None = None
     warnings: list[str] = Field([], description="What in the plan may not be as its author expects.")
 
@@ -277,6 +306,7 @@ class HeterogeneityView(Answer):
     classes: list[str]
     clients: dict[str, list[int]] = Field(description="Training images per class, by client name.")
     embeddings: dict[str, list[float]] = Field(description="Each client's share of a class's images, by client name.")
+    withheld: list[str] = Field([], description="Clients that withhold their class counts and are left out above.")
 
 
 class RoundTaskView(Answer):

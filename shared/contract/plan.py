@@ -22,7 +22,13 @@ from pydantic import (
 from shared.contract.error_collection import ConflictingFields, collect_errors, count_errors, error_lines
 from shared.contract.errors import PlanError
 from shared.contract.frozen import Frozen
-from shared.contract.method_options import DistransOptions, HypernetworkOptions, MethodOptions, PFedMeOptions
+from shared.contract.method_options import (
+    DistransOptions,
+    FedAwSOptions,
+    HypernetworkOptions,
+    MethodOptions,
+    PFedMeOptions,
+)
 from shared.contract.patterns import IMPORT_PATH_PATTERN, NAME_PATTERN
 from shared.contract.presets import DEFAULT_PRESET, Preset, apply_preset
 from shared.contract.suggestions import did_you_mean
@@ -30,7 +36,13 @@ from shared.contract.suggestions import did_you_mean
 # Minimum image side of each built-in network.
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
-ROUNDS_SETTINGS_SINCE = ((1, "absent_after_s"),)  # agents that speak an older protocol reject plans with this setting
+# Settings that agents of an older protocol version do not know, with the table they are in.
+_SETTINGS_SINCE = (
+    (1, "rounds", "absent_after_s"),
+    (2, "model", "initialization"),
+    (2, "method", "offset_dropout"),
+    (2, "method", "offset_loss"),
+)
 MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute; one lost report must not count as absence
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -227,6 +239,15 @@ class FederationPlan(Frozen):
             )
         return self
 
+    @property
+    def counts_needed_by(self) -> str | None:
+        """The setting that does not work unless all sites tell their class counts; None if they may withhold them."""
+        if self.averaging == "samples":
+            return "averaging = 'samples'"
+        if isinstance(self.method, FedAwSOptions) and self.method.client_loss == "hinge":
+            return "method.client_loss = 'hinge'"
+        return None
+
     # Defined last so that it wraps the other validators too.
     @model_validator(mode="wrap")
     @classmethod
@@ -265,6 +286,21 @@ _STORED: TypeAdapter[FederationPlan] = TypeAdapter(StoredPlan)
 def read_stored_plan(text: str | bytes) -> FederationPlan:
     """Read a plan written by `model_dump_json`; missing settings get the plain defaults, not the preset's."""
     return _STORED.validate_json(text)
+
+
+def settings_to_hide(plan: FederationPlan, protocol: int) -> dict[str, set[str]]:
+    """Return the settings, by table, to leave out of a plan for agents of this protocol version: they reject new ones.
+
+    Nothing is lost: `[rounds]` concerns the coordinator only, and elsewhere only settings with their default value are
+    left out, which mean the same as none.
+    """
+    hidden: dict[str, set[str]] = {}
+    for since, table, name in _SETTINGS_SINCE:
+        options = getattr(plan, table)
+        field = type(options).model_fields.get(name)
+        if since > protocol and field and (table == "rounds" or getattr(options, name) == field.default):
+            hidden.setdefault(table, set()).add(name)
+    return hidden
 
 
 def parse_plan(text: str) -> FederationPlan:

@@ -1,9 +1,10 @@
 """The protocol version between agents and coordinators; docs/architecture.md has the compatibility rule."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 OLDEST_AGENT = 0  # oldest agent protocol this release of the coordinator accepts
 HEADER = "DisTrans-Protocol"  # on every agent request and every coordinator response
 UNVERSIONED = 0  # releases that predate the header
+VERDICTS_SINCE = 2  # coordinators of this version and later take paired counts with an evaluation
 
 
 def read_version(text: str | None) -> int | None:

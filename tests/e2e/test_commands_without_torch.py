@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.desk import Desk, fedavg_plan
+from support.desk import Desk, fedavg_plan, measured
 
 from client_agent.settings import Identity
 from client_agent.state.decisions import GateDecision
 from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
+from server.service.measurements import evaluations
 from server.store.database import Database
 from server.store.schema import upgrade
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import Evaluation, PairedCounts
 from shared.http.client_connection import Connection
 
 # Runs the program once per list of arguments in one process; prints each outcome as a line of JSON.
@@ -65,8 +66,9 @@ def test_coordinator_commands_do_not_load_torch(tmp_path: Path) -> None:
     db = Database(f"sqlite:///{tmp_path / 'distrans-data' / 'distrans.db'}")
     upgrade(db)
     desk = Desk(db, fedavg_plan(min_clients=5), start=False)
-    for name in ("north", "south"):
-        desk.join(name, cat=3)
+    north, _ = [desk.join(name, cat=30) for name in ("north", "south")]
+    paired = PairedCounts(samples=30, both=10, only_served=15, only_alone=1, neither=4)
+    evaluations.submit(desk.ctx, north, 0, measured(25, samples=30, paired=paired))
     db.close()
     printed = without_torch(
         "server",
@@ -78,6 +80,7 @@ def test_coordinator_commands_do_not_load_torch(tmp_path: Path) -> None:
         *("audit list", "audit export audit.csv", "db upgrade", "db backup copy.db"),
     )
     assert "north" in printed["client list pets"]
+    assert "Joining pays off at 1 of 1 site; 1 more does not share its verdict." in printed["federation show pets"]
     assert json.loads(printed["federation show pets --json"])["clients"] == 2
     assert "cancelled" in printed["federation cancel pets"]
     assert "federation.resume" in (tmp_path / "audit.csv").read_text()

@@ -58,7 +58,7 @@ class TestClients:
         answer = api.call("PATCH", "/v1/me", site.token, json={"class_counts": {"cat": 2, "dog": 9}})
         assert answer.json()["class_counts"] == {"cat": 2, "dog": 9}
         assert api.call("GET", "/v1/me", site.token).json() == answer.json()
-        for counts, code in (({"cow": 1}, "unknown-class"), ({}, "no-data"), ({"cat": -1}, "invalid-request")):
+        for counts, code in (({"cow": 1}, "unknown-class"), ({"cat": 0}, "no-data"), ({"cat": -1}, "invalid-request")):
             refused = api.call("PATCH", "/v1/me", site.token, json={"class_counts": counts})
             assert problem_of(refused) == (422, code)
 

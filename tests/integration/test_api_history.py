@@ -97,7 +97,7 @@ class TestHistory:
         plan = unique_plan()
         api.create(plan, start=False)
         view = api.admin("GET", f"/v1/federations/{plan.name}/heterogeneity")
-        assert view == {"dh": None, "classes": ["cat", "dog"], "clients": {}, "embeddings": {}}
+        assert view == {"dh": None, "classes": ["cat", "dog"], "clients": {}, "embeddings": {}, "withheld": []}
 
     def test_models_contain_their_plan(self, api: Api, trained: tuple[Site, Site]) -> None:
         plan = trained[0].plan

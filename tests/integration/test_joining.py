@@ -98,6 +98,38 @@ class TestSkippedFiles:
         assert f"trained on {sum(row['class_counts'].values())} images" in line
 
 
+class TestWithheldClassCounts:
+    def test_are_sent_neither_by_join_nor_by_run(
+        self, api: SocketApi, plan: FederationPlan, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
+        code, said, _ = run("join", *command, "--withhold-class-counts")
+        assert code == 0
+        assert "These counts stay here" in said
+        state = StateFolder(tmp_path / "state")
+        for file in sorted(data.glob("0/*.png"))[:5]:
+            file.unlink()  # so that the agent has something to report
+        with AgentThread(state) as agent:
+            agent.wait()
+        (row,) = api.admin("GET", f"/v1/federations/{plan.name}/clients")
+        assert (api.show(plan.name).state, row["class_counts"]) == ("finished", {})
+        assert row["held_out_images"] == state.load_status().held_out_images
+
+    def test_are_needed_for_weights_by_number_of_images(
+        self, api: SocketApi, data: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        plan = digits_plan("weighted", rounds=1, clients=1).model_copy(update={"averaging": "samples"})
+        api.create(plan)
+        command = arguments(api, data, tmp_path / "state", invite=invited(api, plan))
+        code, _, said = run("join", *command, "--withhold-class-counts")
+        assert (code, said) == (
+            1,
+            "error: This federation needs every site's class counts, because of averaging = 'samples'. "
+            "Join without --withhold-class-counts, or ask the operator for another plan.\n",
+        )
+        assert run("join", *command)[0] == 0, "the invite was not used up"
+
+
 class TestTheInviteIsNotUsedUp:
     @pytest.mark.parametrize("name", ["a b", "", "-north", "n" * 65, "nörd"])
     def test_by_an_invalid_name(self, run: Callable[..., tuple[int, str, str]], tmp_path: Path, name: str) -> None:

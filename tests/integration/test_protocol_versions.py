@@ -1,6 +1,7 @@
 """Agents and coordinators of different releases: what is compatible works, the rest names the side to upgrade."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from support.agents import AgentThread, digits_plan, enroll, write_digits
 from support.api import SocketApi, problem_of
 from support.databases import new_database
+from support.plans import small_plan
 from support.tampering_proxy import Reply, TamperingProxy
 
+from client_agent.coordinator.client import Coordinator
 from client_agent.coordinator.connection import open_http
 from client_agent.coordinator.enrollment import join_federation
 from client_agent.coordinator.outcomes import error_from_response
@@ -19,11 +22,14 @@ from client_agent.errors import ProtocolMismatch
 from client_agent.state.folder import StateFolder
 from shared.contract import versions
 from shared.contract.errors import DistransError, ForeignAnswer
+from shared.contract.measurements import EvaluationReport, PairedCounts
 from shared.contract.messages import TaskAnswer
 from shared.http.client import request
 from shared.http.client_connection import Connection
 
 HEADER = versions.HEADER
+EVALUATION = "/v1/models/0/evaluation"
+SAME, NEWER = str(versions.PROTOCOL), str(versions.PROTOCOL + 1)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,26 @@ class TestCoordinator:
         assert joined.status_code == 201
         assert "absent_after_s" not in joined.json()["plan"]["rounds"]
 
+    @pytest.mark.parametrize(
+        ("name", "dropout", "hidden"),
+        [("plain", 0.0, {"offset_dropout", "offset_loss"}), ("new", 0.5, {"offset_loss"})],
+    )
+    def test_hides_settings_from_older_agents_only_if_that_changes_nothing(
+        self, api: SocketApi, name: str, dropout: float, hidden: set[str]
+    ) -> None:
+        api.create(small_plan(name, method={"name": "distrans", "offset_dropout": dropout}), start=False)
+        token = str(api.admin("POST", f"/v1/federations/{name}/invites")["token"])
+        answers = [api.call("GET", "/v1/join", token=token, headers={HEADER: version}) for version in ("1", "2")]
+        older, current = (answer.json()["plan"]["method"].keys() for answer in answers)
+        assert current - older == hidden
+
+    def test_takes_evaluations_of_agents_that_know_no_verdicts(self, api: SocketApi) -> None:
+        site = api.join(digits_plan(clients=1), "before-verdicts", {"0": 10})
+        body = {"samples": 10, "correct": 5, "loss_sum": 1.0}
+        for version in ("0", "1"):
+            answer = api.call("PUT", EVALUATION, token=site.token, headers={HEADER: version}, json=body)
+            assert answer.status_code == 204
+
 
 class TestAgent:
     def test_sends_its_version(self, api: SocketApi) -> None:
@@ -101,15 +127,18 @@ class TestAgent:
     ) -> None:
         with TamperingProxy(api.url) as proxy:
             proxy.tamper = lambda _path, ask: changed(
-                ask(), lambda body: body["plan"]["method"].update(name="new"), "2"
+                ask(), lambda body: body["plan"]["method"].update(name="new"), NEWER
             )
             with pytest.raises(DistransError) as caught:
                 join(proxy.url, invite, data, tmp_path)
-            assert "The coordinator speaks protocol 2, this agent 1: upgrade the agent." in str(caught.value)
-            proxy.tamper = lambda _path, ask: changed(ask(), lambda body: body.pop("plan"), "2")
+            assert (
+                f"The coordinator speaks protocol {NEWER}, this agent {versions.PROTOCOL}: upgrade the agent."
+                in str(caught.value)
+            )
+            proxy.tamper = lambda _path, ask: changed(ask(), lambda body: body.pop("plan"), NEWER)
             with pytest.raises(DistransError, match="upgrade the agent"):
                 join(proxy.url, invite, data, tmp_path)
-            proxy.tamper = lambda _path, ask: changed(ask(), lambda body: body.pop("plan"), "1")
+            proxy.tamper = lambda _path, ask: changed(ask(), lambda body: body.pop("plan"), SAME)
             with pytest.raises(ForeignAnswer):
                 join(proxy.url, invite, data, tmp_path)
 
@@ -137,6 +166,32 @@ class TestAgent:
             body.keys() == {"name", "class_counts", "held_out_images", "agent_version", "device"} for body in sent
         )
 
+    @pytest.mark.parametrize("knows_verdicts", [True, False])
+    def test_sends_paired_counts_only_to_coordinators_that_know_them(
+        self, api: SocketApi, monkeypatch: pytest.MonkeyPatch, knows_verdicts: bool
+    ) -> None:
+        sent: list[dict[str, Any]] = []
+        site = api.join(digits_plan(clients=1), f"paired-{knows_verdicts}".lower(), {"0": 10})
+        paired = PairedCounts(samples=10, both=4, only_served=3, only_alone=1, neither=2)
+        report = EvaluationReport(samples=10, correct=7, loss_sum=1.0, paired=paired, candidate="offset")
+        with TamperingProxy(api.url) as proxy:  # which does not forward the header
+            ask = proxy.ask
+
+            def note(method: str, path: str, headers: Any, content: bytes) -> Reply:
+                if method == "PUT":
+                    sent.append(json.loads(content))
+                answer = ask(method, path, headers, content)
+                return Reply(answer.status, answer.body, {HEADER: SAME}) if knows_verdicts else answer
+
+            monkeypatch.setattr(proxy, "ask", note)
+            with open_http(Connection(server=proxy.url), site.token) as http:
+                coordinator = Coordinator(http, threading.Event())
+                coordinator.me()
+                coordinator.report_evaluation(0, report)
+        counts = {"samples": 10, "correct": 7, "loss_sum": 1.0, "negatives": 0, "negatives_correct": 0}
+        verdict = {"paired": paired.model_dump(), "candidate": "offset"} if knows_verdicts else {}
+        assert sent == [counts | {"negatives_as_own": 0} | verdict]
+
     def test_joins_if_only_unknown_fields_and_round_settings_were_added(
         self, api: SocketApi, invite: str, data: Path, tmp_path: Path
     ) -> None:
@@ -145,7 +200,7 @@ class TestAgent:
             body["plan"]["rounds"]["siesta_s"] = 60
 
         with TamperingProxy(api.url) as proxy:
-            proxy.tamper = lambda _path, ask: changed(ask(), grow, "2")
+            proxy.tamper = lambda _path, ask: changed(ask(), grow, NEWER)
             join(proxy.url, invite, data, tmp_path)
         assert StateFolder(tmp_path / "agent").identity().federation == "digits"
 
@@ -155,13 +210,15 @@ class TestAgent:
 
             def tamper(path: str, ask: Any) -> Reply:
                 is_task = path.startswith("/v1/task")
-                return changed(ask(), lambda body: body.update(model=7), "2") if is_task else ask()
+                return changed(ask(), lambda body: body.update(model=7), NEWER) if is_task else ask()
 
             proxy.tamper = tamper
             with AgentThread(state) as agent:
-                agent.wait_for_line("coordinator: The coordinator speaks protocol 2, this agent 1: upgrade the agent")
+                agent.wait_for_line(
+                    f"coordinator: The coordinator speaks protocol {NEWER}, this agent {versions.PROTOCOL}: upgrade"
+                )
                 proxy.tamper = lambda _path, ask: ask()
-                agent.wait_for_line("recovered from: The coordinator speaks protocol 2")
+                agent.wait_for_line(f"recovered from: The coordinator speaks protocol {NEWER}")
             assert not any("did not come from a coordinator" in line for line in agent.lines)
 
     def test_treats_an_unknown_action_as_wait(self) -> None:

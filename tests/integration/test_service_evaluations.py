@@ -11,22 +11,22 @@ from support.desk import (
 from server.core.errors import InvalidInput, NotFound
 from server.service.measurements import evaluations, reports
 from server.store.database import Database
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import EvaluationReport
 
 
 class TestEvaluation:
     @pytest.mark.parametrize(
         "result",
         [
-            Evaluation(samples=9, correct=10, loss_sum=1),
-            Evaluation(samples=10, correct=5, loss_sum=1, negatives=11),
-            Evaluation(samples=10, correct=5, loss_sum=1, negatives=8, negatives_correct=6),
-            Evaluation(samples=10, correct=5, loss_sum=1, negatives=4, negatives_correct=3, negatives_as_own=2),
-            Evaluation(samples=10, correct=0, loss_sum=1, negatives=4, negatives_as_own=5),
-            Evaluation(samples=0, correct=0, loss_sum=1, negatives=1),
+            EvaluationReport(samples=9, correct=10, loss_sum=1),
+            EvaluationReport(samples=10, correct=5, loss_sum=1, negatives=11),
+            EvaluationReport(samples=10, correct=5, loss_sum=1, negatives=8, negatives_correct=6),
+            EvaluationReport(samples=10, correct=5, loss_sum=1, negatives=4, negatives_correct=3, negatives_as_own=2),
+            EvaluationReport(samples=10, correct=0, loss_sum=1, negatives=4, negatives_as_own=5),
+            EvaluationReport(samples=0, correct=0, loss_sum=1, negatives=1),
         ],
     )
-    def test_that_contradicts_itself_is_refused(self, clean_db: Database, result: Evaluation) -> None:
+    def test_that_contradicts_itself_is_refused(self, clean_db: Database, result: EvaluationReport) -> None:
         desk = Desk(clean_db)
         north = desk.join("north")
         refused(InvalidInput, "inconsistent-evaluation", lambda: evaluations.submit(desk.ctx, north, 0, result))

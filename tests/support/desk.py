@@ -23,7 +23,7 @@ from server.service.uptime import UptimeCounter
 from server.store import blobs
 from server.store.database import Database
 from server.store.tables import Base, Blob, Client, Federation, Model, Participant, Personal, Round, Transfer, Update
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import EvaluationReport, PairedCounts
 from shared.contract.messages import FederationView, JoinRequest, RoundSummary, UpdateReceipt
 from shared.contract.plan import FederationPlan
 from shared.learning.methods import server_half
@@ -284,6 +284,6 @@ def make_overdue(db: Database) -> None:
         session.execute(update(Federation).where(Federation.state == "running").values(due_uptime=-1.0))
 
 
-def measured(correct: int, samples: int = 10) -> Evaluation:
+def measured(correct: int, samples: int = 10, *, paired: PairedCounts | None = None) -> EvaluationReport:
     """Return an evaluation with this many correct answers."""
-    return Evaluation(samples=samples, correct=correct, loss_sum=1.0)
+    return EvaluationReport(samples=samples, correct=correct, loss_sum=1.0, paired=paired)

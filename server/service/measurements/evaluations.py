@@ -7,10 +7,10 @@ from server.service.context import Context, Identity, client_record
 from server.store.database import LOCK
 from server.store.tables import Client, Evaluation, Federation, Model
 from shared.contract.limits import MAX_LOSS
-from shared.contract.measurements import Evaluation as Measured
+from shared.contract.measurements import EvaluationReport
 
 
-def submit(ctx: Context, identity: Identity, model_number: int, result: Measured) -> None:
+def submit(ctx: Context, identity: Identity, model_number: int, result: EvaluationReport) -> None:
     """Store a client's measurement, replacing an earlier one of the same model."""
     if not result.negatives_correct <= result.correct <= result.samples or not (
         result.negatives_as_own + result.negatives_correct <= result.negatives <= result.samples
@@ -31,7 +31,7 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
                 federation_id=federation.id,
                 model_number=model_number,
                 client_id=identity.client_id,
-                result=result.model_dump_json(),
+                result=result.model_dump_json(exclude_none=True),
                 received_at=ctx.clock(),
             )
         )
@@ -41,14 +41,15 @@ def submit(ctx: Context, identity: Identity, model_number: int, result: Measured
             consider_last_model(session, federation, model_number)
 
 
-def _require_registered(client: Client, result: Measured) -> None:
+def _require_registered(client: Client, result: EvaluationReport) -> None:
     """Raise if the client claims more images than it registered, a number that the operator can see."""
     registered = client.held_out_images
     limit = client_record(client).images if registered is None else registered
-    if result.samples > limit:
+    covered = max(result.samples, result.paired.samples if result.paired else 0)
+    if covered > limit:
         what = "training images and no held-out images" if registered is None else "held-out images"
         raise InvalidInput(
             "too-many-samples",
-            f"The evaluation covers {result.samples} images, but this client registered {limit} {what}.",
+            f"The evaluation covers {covered} images, but this client registered {limit} {what}.",
             next_step="Register the number with PATCH /v1/me (held_out_images); current agents do so at startup.",
         )

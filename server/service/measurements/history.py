@@ -13,7 +13,7 @@ from server.service.measurements.pooling import pool, stored_evaluation
 from server.service.queries import load_federation
 from server.store.tables import Absence, Client, Evaluation, Federation, Participant, Round, Update
 from shared.contract.measurements import Evaluation as Measured
-from shared.contract.measurements import TrainingReport
+from shared.contract.measurements import EvaluationReport, TrainingReport
 from shared.contract.messages import MissingView, UpdateView
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class RoundRecord:
     participants: int
     landed: int  # number of updates of all clients
     updates: list[UpdateView]
-    evaluations: dict[str, Measured]  # of the round's result, by client id
+    evaluations: dict[str, EvaluationReport]  # of the round's result, by client id
     counted: set[str]  # clients whose measurements are pooled
     names: dict[str, str]  # client names by id
     missing: list[MissingView] = field(default_factory=list)

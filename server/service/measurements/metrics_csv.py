@@ -8,11 +8,12 @@ from server.service.context import Context
 from server.service.measurements.history import RoundRecord, Selection, pages
 from server.service.measurements.pooling import describe_evaluation
 from shared.contract.measurements import Evaluation as Measured
+from shared.contract.measurements import EvaluationReport
 
 COLUMNS = (
     "round", "state", "client", "samples", "train_loss", "train_accuracy", "seconds", "offset_motion", "upload_bytes",
     "test_samples", "test_accuracy", "test_loss", "positive_accuracy", "negative_accuracy", "negatives_as_own",
-    "binary_accuracy",
+    "binary_accuracy", "paired_samples", "paired_both", "paired_only_served", "paired_only_alone", "paired_neither",
 )  # fmt: skip
 
 
@@ -55,9 +56,13 @@ def _rows(record: RoundRecord, only_client: str | None) -> Iterator[dict[str, ob
                 "upload_bytes": update.size_bytes,
             }
         test = record.evaluations.get(client_id)
-        yield row | (_test_columns(test) if test is not None else {})
+        yield row | (_test_columns(test) | _paired_columns(test) if test is not None else {})
     if only_client is None and record.counted:
         yield round_ | {"client": "(all)"} | _test_columns(record.pooled)
+
+
+def _paired_columns(result: EvaluationReport) -> dict[str, object]:
+    return {} if result.paired is None else {f"paired_{key}": value for key, value in result.paired}
 
 
 def _test_columns(result: Measured) -> dict[str, object]:

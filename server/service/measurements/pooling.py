@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.store.tables import Client, Evaluation, Federation
 from shared.contract.measurements import Evaluation as Measured
+from shared.contract.measurements import EvaluationReport
 from shared.contract.messages import EvaluationView
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,10 @@ def _evaluations(session: Session, federation: Federation, model_number: int) ->
 
 
 @lru_cache(maxsize=4096)
-def stored_evaluation(text: str) -> Measured | None:
+def stored_evaluation(text: str) -> EvaluationReport | None:
     """Parse a stored evaluation; return None for impossible numbers accepted by an older release."""
     try:
-        return Measured.model_validate_json(text)
+        return EvaluationReport.model_validate_json(text)
     except ValidationError as error:
         logger.warning(
             "ignored an invalid stored evaluation: %s", error.errors(include_url=False, include_input=False)[0]
@@ -52,11 +53,12 @@ def pooled_accuracy(session: Session, federation: Federation, model_number: int)
     return pooled(session, federation, model_number).accuracy
 
 
-def pooled_accuracies(session: Session, federation: Federation) -> dict[int, float | None]:
-    """Return the pooled accuracy of every measured model, with one query."""
+def pooled_accuracies(session: Session, federation: Federation, since: int = 0) -> dict[int, float | None]:
+    """Return the pooled accuracy of every measured model from number `since` on, with one query."""
     query = select(Evaluation.model_number, Evaluation.result).join(Client, Client.id == Evaluation.client_id)
     correct, samples = Counter[int](), Counter[int]()  # adding up Measured objects takes as long as reading them
-    for number, text in session.execute(query.where(Evaluation.federation_id == federation.id, Client.counted)):
+    query = query.where(Evaluation.federation_id == federation.id, Evaluation.model_number >= since, Client.counted)
+    for number, text in session.execute(query):
         result = stored_evaluation(text) or _NOTHING
         correct[number] += result.correct
         samples[number] += result.samples

@@ -47,15 +47,16 @@ def heterogeneity(ctx: Context, name: str, only_client: str | None) -> Heterogen
         federation = load_federation(session, name)
         members = active_members(session, federation)
         counts = {client.id: json.loads(client.class_counts) for client in members.clients}
-        shares = class_embeddings(list(counts.values())).tolist() if counts else []
+        told = [client for client in members.clients if any(counts[client.id])]
+        withheld = [client for client in members.clients if client not in told and only_client in (None, client.id)]
+        shares = class_embeddings([counts[client.id] for client in told]).tolist() if told else []
         shown = [
-            (client, share)
-            for client, share in zip(members.clients, shares, strict=True)
-            if only_client in (None, client.id)
+            (client, share) for client, share in zip(told, shares, strict=True) if only_client in (None, client.id)
         ]
         return HeterogeneityView(
             dh=members.dh,
             classes=list(plan_of(federation.plan).classes),
             clients={client.name: counts[client.id] for client, _ in shown},
             embeddings={client.name: share for client, share in shown},
+            withheld=[client.name for client in withheld],
         )

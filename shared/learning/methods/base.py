@@ -56,8 +56,13 @@ class ClientRecord:
 
     @property
     def images(self) -> int:
-        """Total number of training images."""
+        """Total number of training images; 0 if the client withholds its class counts."""
         return sum(self.class_counts)
+
+
+def known_counts(clients: Iterable[ClientRecord]) -> list[tuple[int, ...]]:
+    """Return the class counts of the clients that do not withhold them."""
+    return [client.class_counts for client in clients if client.images]
 
 
 PersonalUploads = Iterable[tuple[ClientRecord, Tensors]]  # each client's personal tensors

@@ -30,6 +30,7 @@ from shared.learning.methods.base import (
     ServerState,
     TrainingContext,
     Update,
+    known_counts,
     options_of,
 )
 from shared.learning.methods.modules import (
@@ -66,12 +67,16 @@ class DistransServer(ServerHalf):
 
     @override
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
-        """Return the offset aggregation in force; `auto` derives it from the DH of the enrolled clients."""
+        """Return the offset aggregation in force.
+
+        `auto` derives it from the DH of the enrolled clients that tell their class counts; without any, it is `none`.
+        """
         wanted = self.options.offset_aggregation
         if wanted == "auto" and self.options.shared_offset:
             wanted = "mean"
         elif wanted == "auto":
-            dh = distributional_heterogeneity([client.class_counts for client in roster])
+            counts = known_counts(roster)
+            dh = distributional_heterogeneity(counts) if counts else 1.0
             wanted = "network" if dh < self.options.dh_threshold else "none"
         return super().facts(roster) | {_AGGREGATION: wanted}
 

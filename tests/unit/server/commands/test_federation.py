@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.commands.federation import _tables
+from server.commands.federation import _sections
 from shared.contract.messages import ClientView, FederationView, RoundView
 
 FEDERATION = FederationView(
@@ -28,5 +28,5 @@ class Rounds:
 @pytest.mark.parametrize(("rounds", "title"), [(10, None), (11, "The last 10 rounds; ")])
 def test_a_shortened_list_of_rounds_says_so(rounds: int, title: str | None) -> None:
     view = FEDERATION.model_copy(update={"latest_model": rounds})
-    _, table = _tables(Rounds(), view)  # type: ignore[arg-type]  # all that _tables calls
+    _, table = _sections(Rounds(), view)  # type: ignore[arg-type]  # all that _sections calls
     assert table.title is None if title is None else str(table.title).startswith(title)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.commands.output import activity_cells, missing_cell, state_cell
+from server.commands.output import activity_cells, images_cell, missing_cell, state_cell
 from shared.contract.messages import ClientView, MissingView, RoundView, TroubleReport
 
 CLIENT = ClientView(
@@ -48,3 +48,8 @@ def test_an_open_round_says_how_many_have_not_uploaded_yet() -> None:
     """It records who is missing, and why, only when it closes."""
     assert missing_cell(ROUND.model_copy(update={"state": "open"})) == "7 have not uploaded yet"
     assert missing_cell(ROUND.model_copy(update={"state": "open", "updates": 9})) == "–"
+
+
+def test_a_client_that_withholds_its_class_counts_has_no_number_of_images() -> None:
+    assert images_cell(CLIENT) == "withheld"
+    assert images_cell(CLIENT.model_copy(update={"class_counts": {"cat": 3, "dog": 0}})) == "3"

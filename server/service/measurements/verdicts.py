@@ -1,0 +1,69 @@
+"""Whether joining paid off, site by site: verdicts from the paired counts that sites share."""
+
+from collections import Counter
+from functools import lru_cache
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from server.service.measurements.pooling import stored_evaluation
+from server.store.tables import Client, Evaluation, Federation
+from shared.contract.messages import SiteVerdict, VerdictSummary
+from shared.learning.verdict import reach_verdict
+
+_reach_verdict = lru_cache(maxsize=4096)(reach_verdict)  # `federation show --watch` asks for the same ones again
+
+
+def verdicts(
+    session: Session, federation: Federation, only_client: str | None
+) -> tuple[list[SiteVerdict], VerdictSummary | None]:
+    """Return the verdict of each site on the newest model it evaluated, by name, and a summary; None without any.
+
+    As with accuracies, sites that left before the federation ended do not count. A client gets its own verdict and no
+    summary, which would give away another's if there are few.
+    """
+    newest = select(Evaluation.client_id, func.max(Evaluation.model_number).label("number"))
+    newest = newest.where(Evaluation.federation_id == federation.id).group_by(Evaluation.client_id)
+    last = newest.subquery()
+    query = select(Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
+        last, last.c.client_id == Client.id
+    )
+    query = query.outerjoin(
+        Evaluation,
+        (Evaluation.federation_id == federation.id)
+        & (Evaluation.client_id == last.c.client_id)
+        & (Evaluation.model_number == last.c.number),
+    ).where(Client.federation_id == federation.id, Client.counted)
+    if only_client is not None:
+        query = query.where(Client.id == only_client)
+    rows = session.execute(query).all()
+    shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
+    shared.sort(key=lambda one: one.client)
+    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+
+
+def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:
+    result = stored_evaluation(text)
+    if result is None or result.paired is None:
+        return None
+    return SiteVerdict(client=client, model=model, verdict=_reach_verdict(result.paired, result.candidate))
+
+
+def summarize(shared: list[SiteVerdict], not_shared: int) -> VerdictSummary:
+    """Count the outcomes, and say in one sentence at how many sites joining paid off."""
+    outcomes = Counter(one.verdict.outcome for one in shared)
+    pays_off, unclear, alone = (outcomes[one] for one in ("pays-off", "no-difference", "better-alone"))
+    parts = [f"Joining pays off at {pays_off or 'none'} of {len(shared)} {'site' if len(shared) == 1 else 'sites'}"]
+    if unclear:
+        parts.append(f"no difference can be shown at {unclear}")
+    if alone:
+        parts.append(f"{alone} {'does' if alone == 1 else 'do'} better alone")
+    if not_shared:
+        parts.append(f"{not_shared} more {'does not share its' if not_shared == 1 else 'do not share their'} verdict")
+    return VerdictSummary(
+        pays_off=pays_off,
+        no_difference=unclear,
+        better_alone=alone,
+        not_shared=not_shared,
+        sentence="; ".join(parts) + ".",
+    )

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from lab.experiments import Scale
-from lab.experiments.cells import Cell
+from lab.experiments.cells import Cell, Workspace
 from lab.experiments.communication import communication_table
 from lab.experiments.comparison import comparison_table
 from lab.experiments.distribution import distribution_table
@@ -34,10 +33,10 @@ def write_report(folder: Path, data_root: Path, scale: Scale | None = None) -> P
         parts.append(communication_table())
     elif experiment.kind == "distribution":
         parts.append(distribution_table(experiment))
-        parts.append(_figure(experiment, lambda draw: draw.distribution(experiment, folder)))
+        parts.append(_figure(experiment, "distribution", folder))
     elif experiment.kind == "motivation":
         parts.append(motivation_table())
-        parts.append(_figure(experiment, lambda draw: draw.motivation(experiment, folder)))
+        parts.append(_figure(experiment, "motivation", folder))
     else:
         parts += _federations(experiment, folder, data_root, scale)
     write_durably(folder / "report.md", "\n".join(parts).encode(), mode=0o644)
@@ -64,10 +63,8 @@ def _federations(experiment: Experiment, folder: Path, data_root: Path, scale: S
     done = {result["id"] for result in results}
     if left := [cell for cell in wanted if cell.id not in done]:
         parts.append(_missing(left, stored))
-    if experiment.figure == "umap":
-        parts.append(_figure(experiment, lambda draw: draw.umap(experiment, results, folder, data_root)))
-    elif experiment.figure != "none":
-        parts.append(_figure(experiment, lambda draw: getattr(draw, experiment.figure)(experiment, results, folder)))
+    workspace = Workspace(data_root, stored.checkpoints)
+    parts += [_figure(experiment, kind, folder, results, workspace) for kind in experiment.figure]
     return parts
 
 
@@ -85,17 +82,20 @@ def _tables(experiment: Experiment) -> list[Callable[[Experiment, Sequence[Resul
     return [table for table, wanted in tables if wanted]
 
 
-def _figure(experiment: Experiment, draw: Callable[[ModuleType], None]) -> str:
-    """Draw the figure and return its line in the report, or the reason why it could not be drawn."""
+def _figure(
+    experiment: Experiment, kind: str, folder: Path, results: Sequence[Result] = (), workspace: Workspace | None = None
+) -> str:
+    """Draw a figure and return its line in the report, or the reason why it could not be drawn."""
+    name = experiment.name if len(experiment.figure) < 2 else f"{experiment.name}-{kind}"
     try:
-        from lab.experiments import plots
+        from lab.experiments.figures import draw
 
-        draw(plots)
+        draw(kind, experiment, results, folder / name, workspace)
     except ImportError:
         return "The figure needs `pip install 'distrans[figures]'`.\n"
     except DistransError as error:
         return f"No figure: {error}\n"
-    return f"![{experiment.title}]({experiment.name}.svg)\n"
+    return f"![{experiment.title}]({name}.svg)\n"
 
 
 def _missing(cells: Sequence[Cell], stored: Results) -> str:

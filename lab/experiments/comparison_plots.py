@@ -82,7 +82,7 @@ def foreign_offsets(experiment: Experiment, results: Sequence[Result], stem: Pat
             axis.plot(
                 foreign,
                 y,
-                label="the same with the next client's offset",
+                label="with the next client's offset",
                 markersize=8,
                 markerfacecolor="white",
                 **style,

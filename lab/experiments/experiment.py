@@ -119,6 +119,16 @@ class Small(Frozen):
     plan: Overrides = Field({}, description="For example a smaller network and smaller images.")
 
 
+FigureKind = Literal["curves", "lines", "umap", "dots", "offsets", "foreign-offsets"]
+
+
+def _listed(kinds: Any) -> Any:
+    """Return the kinds of figures as a list: none, one or several."""
+    if isinstance(kinds, str):
+        return [] if kinds == "none" else [kinds]
+    return kinds
+
+
 class Experiment(Frozen):
     """A complete experiment."""
 
@@ -126,7 +136,9 @@ class Experiment(Frozen):
     title: str
     paper: str | None = Field(None, description="The table of paper_results.toml with the paper's numbers.")
     kind: Literal["federations", "communication", "motivation", "distribution"] = "federations"
-    figure: Literal["none", "curves", "lines", "umap"] = "none"
+    figure: Annotated[tuple[FigureKind, ...], BeforeValidator(_listed)] = Field(
+        (), description="A kind of figure, several, or none."
+    )
     rounds: int = Field(100, ge=1)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     evaluate_every: int = Field(1, ge=1, description="Evaluate every N rounds, and after the last one.")
@@ -288,7 +300,7 @@ def _complete_plan(
 
 def _needs_model(experiment: Experiment, method: MethodEntry, seed: int) -> bool:
     """Return whether figures show the trained model: its features, or its offsets with the first seed."""
-    return (experiment.figure == "umap" and not method.alone) or (method.served and seed == experiment.seeds[0])
+    return ("umap" in experiment.figure and not method.alone) or (method.served and seed == experiment.seeds[0])
 
 
 def _check_split(entry: DataEntry, clients: int, dh: float) -> None:

@@ -25,14 +25,14 @@ _MAX_NAMES = 20  # a longer legend would be unreadable
 _DASHES = ("--", ":", "-.", (0, (5, 1)))
 
 
-def curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+def curves(experiment: Experiment, results: Sequence[Result], stem: Path) -> None:
     """Plot accuracy over rounds: a panel per data set, number of clients, DH and varied value; a line per method."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         cell = result["cell"]
         varied = "" if cell["varied"] is None else f", {cell['varied']}"
         groups.setdefault((data_of(result), cell["clients"], cell["dh"], varied), []).append(result)
-    figure, axes = _panels(len(groups))
+    figure, axes = panels(len(groups))
     for axis, ((data, clients, dh, varied), members) in zip(axes, sorted(groups.items()), strict=True):
         for label in [method.label for method in experiment.methods]:
             curves = [member["curve"] for member in members if member["cell"]["label"] == label]
@@ -41,12 +41,12 @@ def curves(experiment: Experiment, results: Sequence[Result], folder: Path) -> N
                 _line(axis, rounds, [[row["accuracy"] for row in curve] for curve in curves], label)
         axis.set(title=f"{data}, {clients} clients, DH {dh:.0%}{varied}", xlabel="round", ylabel="accuracy")
         axis.legend(fontsize="small")
-    _save(figure, folder / experiment.name)
+    save(figure, stem)
 
 
-def lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> None:
+def lines(experiment: Experiment, results: Sequence[Result], stem: Path) -> None:
     """Plot accuracy over the varied setting: a line per data set, number of clients, DH and method."""
-    figure, (axis,) = _panels(1)
+    figure, (axis,) = panels(1)
     groups: dict[str, dict[Any, list[float]]] = {}
     for result in results:
         cell = result["cell"]
@@ -62,10 +62,10 @@ def lines(experiment: Experiment, results: Sequence[Result], folder: Path) -> No
         _line(axis, values, np.array([points[value][:fewest] for value in values]).T.tolist(), name, marker="o")
     axis.set(xlabel=experiment.vary.key if experiment.vary else "", ylabel="accuracy", title=experiment.title)
     axis.legend(fontsize="small")
-    _save(figure, folder / experiment.name)
+    save(figure, stem)
 
 
-def umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_root: Path) -> None:
+def umap(experiment: Experiment, results: Sequence[Result], stem: Path, workspace: Workspace) -> None:
     """Plot the features of test images in each method's global model, each image at a client that has its class."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from its dependencies
@@ -76,11 +76,11 @@ def umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_r
         (r for r in results if r["cell"]["seed"] == seed and r["cell"]["label"] in order),
         key=lambda r: order.index(r["cell"]["label"]),
     )
-    figure, axes = _panels(len(chosen))
+    figure, axes = panels(len(chosen))
     named: set[tuple[str, ...]] = set()
     for axis, result in zip(axes, chosen, strict=True):
         cell = Cell.model_validate(result["cell"])
-        features, labels, classes = trained_features(cell, Workspace(data_root, folder / "checkpoints"))
+        features, labels, classes = trained_features(cell, workspace)
         named.add(classes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that a fixed random state turns its threads off
@@ -93,16 +93,22 @@ def umap(experiment: Experiment, results: Sequence[Result], folder: Path, data_r
     if len(named) == 1 and len(next(iter(named))) <= _MAX_NAMES:
         handles = axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside right center", markerscale=4, fontsize="small")
-    _save(figure, folder / experiment.name)
+    save(figure, stem)
+
+
+def trained(cell: Cell, workspace: Workspace) -> Simulation:
+    """Return the cell's federation after its last round, from its kept model."""
+    simulation = build_simulation(cell, workspace)
+    if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
+        raise DistransError(f"The trained model of {cell.title} is missing.", next_step="Run the experiment again.")
+    return simulation
 
 
 def trained_features(
     cell: Cell, workspace: Workspace
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[str, ...]]:
     """Return what the global model feeds its last linear layer for clients' own test images; labels; class names."""
-    simulation = build_simulation(cell, workspace)
-    if Checkpoint(workspace.checkpoints / cell.id).restore(simulation) is None:
-        raise DistransError(f"The trained model of {cell.title} is missing.", next_step="Run the experiment again.")
+    simulation = trained(cell, workspace)
     pairs = [_client_features(simulation, client) for client in simulation.clients if client.test.samples]
     features, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return features, labels, simulation.plan.classes
@@ -136,20 +142,20 @@ def _client_features(
     return torch.cat(seen).numpy(), torch.cat(labels).numpy()
 
 
-def distribution(experiment: Experiment, folder: Path) -> None:
+def distribution(experiment: Experiment, stem: Path) -> None:
     """Plot which fraction of each class each client has: a panel per data set, number of clients and DH."""
     divisions = list(shares_of(experiment))
-    figure, axes = _panels(len(divisions))
+    figure, axes = panels(len(divisions))
     for axis, (title, shares) in zip(axes, divisions, strict=True):
         picture = axis.imshow(shares.values.T, aspect="auto", vmin=0, vmax=1, cmap="viridis")
         axis.set(title=title, xlabel="client", ylabel="class")
     figure.colorbar(picture, ax=axes, label="fraction of the class")
-    _save(figure, folder / experiment.name)
+    save(figure, stem)
 
 
-def motivation(experiment: Experiment, folder: Path) -> None:
+def motivation(stem: Path) -> None:
     """Plot both motivating examples: the clients' losses over w, and a federation's loss over rounds and weights."""
-    figure, (left, middle, right) = _panels(3)
+    figure, (left, middle, right) = panels(3)
     cosine = cosine_example()
     for name, losses, style in (("without", cosine.plain, "--"), ("with", cosine.shifted, "-")):
         for number, loss in enumerate(losses, start=1):
@@ -166,7 +172,7 @@ def motivation(experiment: Experiment, folder: Path) -> None:
     right.set(title="wx", xlabel="w₁ + w₂ after each round", ylabel="squared loss")
     for axis in (left, middle, right):
         axis.legend(fontsize="small")
-    _save(figure, folder / experiment.name)
+    save(figure, stem)
 
 
 def _line(axis: Axes, x: Sequence[Any], series: Sequence[Sequence[float]], label: str, marker: str = "") -> None:
@@ -178,7 +184,8 @@ def _line(axis: Axes, x: Sequence[Any], series: Sequence[Sequence[float]], label
         axis.fill_between(x[:shortest], mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2)
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with this many panels."""
     columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
@@ -188,7 +195,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def _save(figure: Figure, stem: Path) -> None:
+def save(figure: Figure, stem: Path) -> None:
+    """Write STEM.svg and STEM.png."""
     with mpl.rc_context({"svg.hashsalt": "distrans"}):  # reproducible files
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
     figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=120)

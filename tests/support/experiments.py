@@ -37,6 +37,40 @@ method = { name = "fedavg" }
 controls = true
 """
 
+# With clients alone, fine-tuned models and models that agents would serve.
+BASELINES = """
+name = "try"
+title = "A try"
+rounds = 3
+seeds = [0]
+foreign_classes = true
+compare = "DisTrans"
+figure = ["dots", "offsets", "foreign-offsets"]
+[plan]
+model = { activation = "relu" }
+training = { lr = 0.1 }
+[[data]]
+name = "digits"
+shift = ["none", "rotated"]
+train_per_class = 24
+test_per_class = 8
+clients = [5]
+dh = [0.6]
+[[methods]]
+label = "Alone"
+alone = true
+[[methods]]
+label = "FedAvg"
+method = { name = "fedavg" }
+prior = true
+fine_tuned = true
+[[methods]]
+label = "DisTrans"
+preset = "learned-offset"
+method = { name = "distrans" }
+served = true
+"""
+
 
 def run(file: Path, out: Path, **options: Any) -> tuple[int, str]:
     """Run an experiment; return the number of failures and the output."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.experiments import measured, run
+from support.experiments import BASELINES, measured, run
 
 from lab.experiments import cells as cells_module
 from lab.experiments.cells import Cell, Workspace, run_cell
@@ -13,51 +13,11 @@ from lab.experiments.experiment import Experiment, ExperimentError, load_experim
 from lab.experiments.report import write_report
 from lab.experiments.results import Results
 
-TEXT = """
-name = "try"
-title = "A try"
-rounds = 3
-seeds = [0]
-foreign_classes = true
-[plan]
-model = { activation = "relu" }
-training = { lr = 0.1 }
-[[data]]
-name = "digits"
-shift = ["none", "rotated"]
-train_per_class = 24
-test_per_class = 8
-clients = [5]
-dh = [0.6]
-[[methods]]
-label = "Alone"
-alone = true
-[[methods]]
-label = "FedAvg"
-method = { name = "fedavg" }
-prior = true
-fine_tuned = true
-[[methods]]
-label = "DisTrans"
-preset = "learned-offset"
-method = { name = "distrans" }
-served = true
-"""
-
 
 def experiment(methods: list[dict[str, Any]], **changes: Any) -> Experiment:
     data = [{"name": "digits", "clients": [10], "dh": [0.8]}]
     given = {"name": "try", "title": "A try", "rounds": 3, "seeds": [0], "data": data, "methods": methods}
     return Experiment.model_validate(given | changes)
-
-
-@pytest.fixture(scope="module")
-def baselines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a complete run. Read-only, except for its report."""
-    folder = tmp_path_factory.mktemp("baselines")
-    (folder / "try.toml").write_text(TEXT)
-    assert run(folder / "try.toml", folder / "out")[0] == 0
-    return folder / "out"
 
 
 def of(folder: Path, label: str, shift: str = "none") -> dict[str, Any]:
@@ -97,7 +57,7 @@ class TestEntries:
     )
     def test_contradictions_are_errors(self, changed: str, to: str, words: str, tmp_path: Path) -> None:
         file = tmp_path / "try.toml"
-        file.write_text(TEXT.replace(changed, to))
+        file.write_text(BASELINES.replace(changed, to))
         with pytest.raises(ExperimentError, match=words):
             load_experiment(file)
 
@@ -139,20 +99,20 @@ class TestARun:
         assert "final_fine_tuned" in (baselines / "results.csv").read_text()
 
     def test_report_has_their_rows(self, baselines: Path, tmp_path: Path) -> None:
-        table = write_report(baselines, tmp_path).read_text().split("## Details")[0]
+        table = write_report(baselines, tmp_path).read_text().split("## What is served")[0]
         for row in ("Alone", "FedAvg + prior", "FedAvg, fine-tuned", "DisTrans, without offset", "DisTrans, served"):
             assert table.count(f"| {row} | 0.") == 2  # images alike, rotated
         assert "masked" not in table
 
     def test_is_finished_only_with_its_final_evaluation(self, baselines: Path, tmp_path: Path) -> None:
         file = tmp_path / "try.toml"
-        file.write_text(TEXT.replace("fine_tuned = true", "").replace("foreign_classes = true", ""))
+        file.write_text(BASELINES.replace("fine_tuned = true", "").replace("foreign_classes = true", ""))
         only = ("method=FedAvg", "shift=none")
         run(file, tmp_path / "out", only=only)
         (before,) = measured(tmp_path / "out").values()
         assert before["final"] == {}
         assert "1 already finished" in run(file, tmp_path / "out", only=only)[1]
-        file.write_text(TEXT)
+        file.write_text(BASELINES)
         assert "0 already finished" in run(file, tmp_path / "out", only=only)[1]
         assert measured(tmp_path / "out")[before["id"]] == measured(baselines)[before["id"]]
         assert before["curve"] == of(baselines, "FedAvg")["curve"]

@@ -10,8 +10,10 @@ import pytest
 from support.experiments import TEXT, run
 
 from lab.experiments.experiment import load_experiment
-from lab.experiments.report import first_round, rounds_table, spread, write_report
+from lab.experiments.intervals import spread
+from lab.experiments.report import write_report
 from lab.experiments.results import Results
+from lab.experiments.tables import first_round, rounds_table
 from shared.contract.errors import DistransError
 
 

@@ -1,16 +1,18 @@
-"""What clients measure: a report on local training, and evaluations on held-out images.
+"""What clients measure: a report on local training, evaluations on held-out images, and whether joining paid off.
 
 Evaluations count own and other classes separately, which exposes an "offset ⇒ label" shortcut.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_IMAGES, MAX_LOSS
+from shared.contract.patterns import PRINTABLE_PATTERN
 
 _Count = Annotated[int, Field(ge=0, le=MAX_IMAGES)]
+ALONE = "alone"  # the candidate that a site trained on its own images only
 
 
 class TrainingReport(Frozen):
@@ -70,3 +72,68 @@ class Evaluation(Frozen):
         # Not validated: the limits apply to one client's report, not to totals.
         sums = {name: getattr(self, name) + getattr(other, name) for name in Evaluation.model_fields}
         return Evaluation.model_construct(**sums)
+
+
+class PairedCounts(Frozen):
+    """How the served model and the site's own one did on the same test images."""
+
+    model_config = ConfigDict(strict=True)
+    samples: _Count = Field(description="Test images; the sum of the other four.")
+    both: _Count = Field(description="Images that both models got right.")
+    only_served: _Count = Field(description="Images that only the served model got right.")
+    only_alone: _Count = Field(description="Images that only the model trained alone got right.")
+    neither: _Count = Field(description="Images that both models got wrong.")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        parts = self.both + self.only_served + self.only_alone + self.neither
+        if parts != self.samples:
+            raise ValueError(f"both, only_served, only_alone and neither add up to {parts}, not to {self.samples}")
+        return self
+
+    @property
+    def served_correct(self) -> int:
+        """Images that the served model got right."""
+        return self.both + self.only_served
+
+    @property
+    def alone_correct(self) -> int:
+        """Images that the model trained alone got right."""
+        return self.both + self.only_alone
+
+
+class EvaluationReport(Evaluation):
+    """What a client submits about a model: an evaluation and, if the site shares them, paired counts."""
+
+    paired: PairedCounts | None = Field(None, description="Null: the site does not share its verdict, or has none.")
+    candidate: Annotated[str, StringConstraints(max_length=64, pattern=PRINTABLE_PATTERN)] | None = Field(
+        None, description=f"What the site serves; `{ALONE}` if it is its own model.", examples=["offset+prior"]
+    )
+
+
+class Interval(Frozen):
+    """A 95 % confidence interval."""
+
+    model_config = ConfigDict(extra="ignore")
+    low: float
+    high: float
+
+
+Outcome = Literal["pays-off", "no-difference", "better-alone"]
+
+
+class Verdict(Frozen):
+    """Whether joining paid off at a site. Rates and their differences are shares of the test images, not percent."""
+
+    model_config = ConfigDict(extra="ignore")  # part of responses, to which fields may be added
+    paired: PairedCounts
+    candidate: str | None = Field(None, description=f"What the site serves; `{ALONE}` if it is its own model.")
+    served_accuracy: float | None
+    served_interval: Interval = Field(description="Wilson's interval.")
+    alone_accuracy: float | None
+    alone_interval: Interval = Field(description="Wilson's interval.")
+    difference: float | None = Field(description="Accuracy of the served model minus accuracy alone.")
+    difference_interval: Interval = Field(description="Agresti and Min's interval for matched pairs.")
+    p_value: float = Field(description="Of the exact McNemar test, two-sided.")
+    outcome: Outcome
+    sentence: str

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import Evaluation, EvaluationReport, PairedCounts
 
 NOTHING = Evaluation(samples=0, correct=0, loss_sum=0.0)
 
@@ -40,3 +41,35 @@ def test_limits_apply_to_one_report_not_to_sums() -> None:
     for fields in ({"samples": 2**28 + 1}, {"samples": True}, {"samples": "5"}, {"loss_sum": math.inf}):
         with pytest.raises(ValidationError):
             Evaluation.model_validate({"samples": 5, "correct": 1, "loss_sum": 1.0} | fields)
+
+
+PAIRED = {"samples": 10, "both": 5, "only_served": 2, "only_alone": 1, "neither": 2}
+
+
+def test_report_carries_paired_counts_and_the_candidate() -> None:
+    body = {"samples": 5, "correct": 1, "loss_sum": 1.0, "paired": PAIRED, "candidate": "offset+prior & alone"}
+    report = EvaluationReport.model_validate_json(json.dumps(body))
+    assert report.paired == PairedCounts(**PAIRED)
+    assert (report.paired.served_correct, report.paired.alone_correct) == (7, 6)
+    assert report + NOTHING == Evaluation(samples=5, correct=1, loss_sum=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"both": 6},
+        {"both": 7, "only_alone": -1},
+        {"both": True, "only_served": 6},
+        {"samples": 2**28 + 1, "both": 2**28 - 4},
+        {"extra": 0},
+    ],
+)
+def test_paired_counts_are_bounded_and_add_up(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        PairedCounts.model_validate(PAIRED | wrong)
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "two\nlines", "\x1b[2J"])
+def test_candidate_is_a_short_printable_name(name: str) -> None:
+    with pytest.raises(ValidationError):
+        EvaluationReport(samples=0, correct=0, loss_sum=0.0, candidate=name)

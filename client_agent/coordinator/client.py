@@ -14,7 +14,7 @@ from client_agent.coordinator.downloads import PIECE_BYTES, ExpectedDownload, Pa
 from client_agent.coordinator.outcomes import Done, Outcome, Retry, Value, accepted, failed, parsed, retry_for
 from client_agent.errors import AgentEnded, Ending, RequestRefused, StopRequested, TokenRefused, UnusableModel
 from shared.contract.errors import DistransError, ForeignAnswer, WireError
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import EvaluationReport
 from shared.contract.messages import ClientView, TaskAnswer, UpdateReceipt
 from shared.http.client import explain, read_bounded, request
 from shared.tensors.wire import digest_header
@@ -184,9 +184,9 @@ class Coordinator:
             self.bytes_sent += len(piece)
             yield piece
 
-    def report_evaluation(self, model: int, result: Evaluation) -> None:
+    def report_evaluation(self, model: int, result: EvaluationReport) -> None:
         """Report what a global model scored here; raise DistransError if the report cannot be delivered."""
-        url, body = f"/v1/models/{model}/evaluation", result.model_dump()
+        url, body = f"/v1/models/{model}/evaluation", result.model_dump(exclude_none=True)
         self._retry("reporting a score", lambda: accepted(self._request("PUT", url, json=body)), tries=_SCORE_TRIES)
 
 

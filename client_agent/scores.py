@@ -7,7 +7,7 @@ from client_agent.coordinator.client import Coordinator
 from client_agent.errors import AgentEnded, RequestRefused
 from client_agent.state.decisions import GateDecision
 from client_agent.state.kept_models import Bundle
-from client_agent.state.records import SiteReport
+from client_agent.state.records import SiteReport, describe_verdict_so_far
 from shared.contract.errors import DistransError
 from shared.contract.measurements import EvaluationReport
 
@@ -33,7 +33,7 @@ class ScoreReporter:
         try:
             report = self._state.models.report(bundle.key, decision.record)
             if report is not None and report.verdict is not None:
-                logger.info("model %d: %s", bundle.number, report.verdict.sentence)
+                logger.info("model %d: %s", bundle.number, describe_verdict_so_far(report))
             self._send(coordinator, bundle.number, decision, report)
         except AgentEnded:
             raise
@@ -45,7 +45,8 @@ class ScoreReporter:
             return
         plain = EvaluationReport(**decision.with_offset.model_dump())
         verdict = None if report is None else report.verdict
-        if self._shared == "none" or verdict is None or not self._is_understood:
+        is_shared = self._shared != "none" and report is not None and not report.is_alone_behind
+        if not is_shared or verdict is None or not self._is_understood:
             coordinator.report_evaluation(number, plain)
             return
         candidate = decision.candidate if self._shared == "full" else None

@@ -24,9 +24,12 @@ def percent(rate: float | None) -> str:
 
 def describe_scores(report: "SiteReport") -> list[str]:
     """Return the verdict, the accuracies with their intervals, and the calibration, one line each."""
+    from client_agent.state.records import describe_verdict_so_far
+
     named = {"served": report.served, "alone": report.alone, "global": report.federation}
     scores = [f"{name} {_score(score)}" for name, score in named.items() if score is not None]
-    lines = [f"{report.verdict.sentence}."] if report.verdict is not None else []
+    sentence = describe_verdict_so_far(report)
+    lines = [f"{sentence}."] if sentence else []
     lines.append(f"Accuracy on {report.served.samples} test images: {', '.join(scores)}")
     if report.calibration_error is not None:
         lines.append(f"Expected calibration error: {percent(report.calibration_error)}")

@@ -8,6 +8,7 @@ import torch
 
 from client_agent.data.dataset import SiteData
 from client_agent.serving.assessment import Assessment, assess, unmeasured
+from client_agent.serving.baseline import LocalBaseline
 from client_agent.serving.bases import build_base, federated_bases
 from client_agent.serving.candidates import Base
 from client_agent.serving.class_counts import class_counts
@@ -79,6 +80,11 @@ class Examiner:
         else:
             own_classes = [place for place, count in enumerate(counts or ()) if count]
             assessment = assess(measured, known, plan.classes, own_classes)
+        report = assessment.report
+        if report is not None and data is not None and Base.ALONE in own:
+            due = bundle.number * LocalBaseline(plan, name).steps_per_round(data.train.samples)
+            steps = {"alone_steps": own[Base.ALONE].count("steps"), "alone_steps_due": due}
+            report = report.model_copy(update=steps)
         recipe = Recipe(assessment.candidate, assessment.temperature, counts, weights)
         model = build(plan, name, bundle, self._runtime, recipe, self._options.prior, predictors)
         members = {str(member.base) for member, _ in assessment.candidate.weights}
@@ -92,7 +98,7 @@ class Examiner:
             temperature=assessment.temperature,
             site_counts=counts,
             files={base: stored.digest for base, stored in used.items()},
-            report=assessment.report,
+            report=report,
         )
         bodies = {base: stored.body for base, stored in used.items()}
         return Examined(assessment, model, record, bodies, {base: stored.digest for base, stored in own.items()})

@@ -19,6 +19,7 @@ from shared.contract.measurements import Interval, Verdict
 from shared.system.files import write_durably
 from shared.tensors.wire import digest
 
+_ENOUGH = 0.9  # of the steps
 _RECORD, _WEIGHTS = "candidate-", ".safetensors"
 
 
@@ -54,9 +55,16 @@ class SiteReport(_Stored):
     federation: Score  # the federation's model without anything of this site's
     alone: Score | None = None
     verdict: Verdict | None = None  # None without a model of the site's own
+    alone_steps: int = 0  # that the site's own model has taken
+    alone_steps_due: int = 0  # that it would have taken in all rounds; until then, a comparison flatters the federation
     calibration_error: float | None = None
     classes: list[ClassScores] = []  # of classes with test images
     confusion: list[tuple[str, str, int]] = []  # label, prediction, test images; only where there are any
+
+    @property
+    def is_alone_behind(self) -> bool:
+        """Whether the site's own model has yet to catch up with the federation's."""
+        return self.alone_steps < _ENOUGH * self.alone_steps_due
 
 
 class MemberRecord(_Stored):
@@ -78,13 +86,22 @@ class CandidateRecord(_Stored):
     report: SiteReport | None = None
 
 
+def describe_verdict_so_far(report: SiteReport) -> str:
+    """Return the verdict's sentence, with a reservation while the site's own model is behind."""
+    if report.verdict is None:
+        return ""
+    steps = f"{report.alone_steps} of {report.alone_steps_due} steps"
+    note = f" (so far; this site's own model has taken {steps})" if report.is_alone_behind else ""
+    return report.verdict.sentence + note
+
+
 def describe_findings(report: SiteReport | None) -> dict[str, Any]:
     """Return the report as `/info` and `status --json` show it; None where nothing was measured."""
     if report is None:
         return {"verdict": None, "scores": None, "calibration_error": None, "classes": [], "confusion": []}
     return {
         "verdict": None if report.verdict is None else report.verdict.model_dump(),
-        "scores": report.model_dump(include={"served", "alone", "federation", "holdout", "losses"}),
+        "scores": report.model_dump(exclude={"verdict", "calibration_error", "classes", "confusion"}),
         "calibration_error": report.calibration_error,
         "classes": [one.model_dump() for one in report.classes],
         "confusion": [list(cell) for cell in report.confusion],

@@ -12,7 +12,6 @@ from client_agent.serving.candidates import Base, Member, single
 from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.serving.queue import PredictionQueue, QueueFull
 
-
 WITHOUT_OFFSET = View(use_offset=False)
 
 

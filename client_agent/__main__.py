@@ -23,13 +23,16 @@ app.command(
 app.command(
     epilog=examples(
         "distrans-agent run",
-        "distrans-agent run --device cuda --precision bf16 --local-baseline",
+        "distrans-agent run --device cuda --precision bf16 --adapt head",
+        "distrans-agent run --prior screening.csv",
         "distrans-agent run --host 0.0.0.0 --predict-token-file token.txt \\",
         "    --tls-cert cert.pem --tls-key key.pem",
         "distrans-agent run --no-train",
     )
 )(run.run)
-app.command(epilog=examples("distrans-agent status", "distrans-agent status --json"))(status.status)
+app.command(epilog=examples("distrans-agent status --classes", "distrans-agent status --plot classes.png"))(
+    status.status
+)
 app.command(epilog=examples("distrans-agent predict scan.png --top-k 1"))(models.predict)
 app.command(epilog=examples("distrans-agent pin 4"))(models.pin)
 app.command(epilog=examples("distrans-agent unpin"))(models.unpin)

@@ -1,4 +1,4 @@
-"""The agent's loop: poll, download, measure, swap, train, upload.
+"""The agent's loop: poll, download, measure, swap, train, upload; and the site's own models while there is time.
 
 Failures that may pass are recorded as troubles and retried after a pause. The others (revoked, left, cancelled, invalid
 token) end the loop with AgentEnded. Predictions are served independently of the loop.
@@ -11,6 +11,7 @@ from client_agent.context import AgentContext
 from client_agent.coordinator.backoff import Backoff
 from client_agent.coordinator.client import Coordinator
 from client_agent.coordinator.models import ModelFetcher
+from client_agent.coordinator.task_poll import TaskPoll
 from client_agent.data.dataset import SiteData
 from client_agent.errors import (
     AgentEnded,
@@ -22,6 +23,8 @@ from client_agent.errors import (
     StopRequested,
     describe_error,
 )
+from client_agent.own_training import OwnTraining
+from client_agent.scores import ScoreReporter
 from client_agent.state.folder import PendingUpload
 from client_agent.state.kept_models import Bundle
 from client_agent.status import Phase, TroubleKind
@@ -48,6 +51,7 @@ class Agent:
         self._context, self._state, self._options = context, context.state, context.options
         self._gate, self._status, self._stopping = context.gate, context.status, context.stopping
         self._trainer, self._fetcher = Trainer(context), ModelFetcher(context.state, context.identity.plan)
+        self._own_training, self._scores = OwnTraining(context), ScoreReporter(context)
         self.connection: Coordinator | None = None  # None until it is open
         self._data: SiteData | None = None
         self._data_retry_at = 0.0
@@ -59,6 +63,8 @@ class Agent:
         self._given_up: tuple[int, str] | None = None  # a round that cannot be trained here, and its model's digest
         self._trained: tuple[tuple[int, str], Update, Tensors] | None = None  # not on disk yet
         self._ticket = _NO_TICKET
+        self._task: TaskAnswer | None = None  # the last one
+        self._poll: TaskPoll | None = None  # for the next one, while the agent trains its own models
 
     # The loop
 
@@ -70,7 +76,7 @@ class Agent:
 
     def _open_data(self) -> None:
         self._data = self._context.open_data()
-        self._status.note_data(self._data.report.test_images)
+        self._status.note_data(self._data.report.holdout)
 
     def run(self) -> None:
         """Run until the agent is stopped or the federation ends; raise AgentEnded when the agent's part is over."""
@@ -110,8 +116,7 @@ class Agent:
         if self._newest is None:
             self._newest = self._newest_kept()
         self._deliver_pending_upload()
-        self._status.enter(Phase.WAITING)
-        task = self._coordinator.task(self._ticket)
+        task = self._task = self._next_task()
         self._ticket = task.ticket
         if task.action == "cancelled":
             raise AgentEnded(Ending.CANCELLED, f"The federation was cancelled: {task.reason}")
@@ -126,10 +131,22 @@ class Agent:
         elif task.action == "train" and task.round is not None and bundle is not None and self._data is not None:
             self._train(task.round, bundle, self._data)
             self._ticket = _NO_TICKET
-        if task.action == "finished":
+        if task.action == "finished" and not self._has_own_work(task):
             self._status.finish(f"The federation has finished: {task.reason}")
             return self._options.exit_when_finished or self._options.serve is None
         return False
+
+    def _next_task(self) -> TaskAnswer:
+        """Wait for the next task; meanwhile, work on the site's own models."""
+        known, poll = self._task, self._poll
+        if known is not None and self._ticket != _NO_TICKET and self._has_own_work(known):
+            poll = self._poll = poll or TaskPoll(self._coordinator.task, known)
+            self._work_on_own_models(known, poll)
+            if not poll.has_news():
+                return known  # `finished` is reported once there is nothing left to do
+        self._poll = None
+        self._status.enter(Phase.WAITING)
+        return self._coordinator.task(self._ticket) if poll is None else poll.wait()
 
     def _wait_to_try_again(self) -> None:
         self._status.enter(Phase.PAUSING)  # otherwise the operator would see the last step, such as a download
@@ -190,14 +207,31 @@ class Agent:
                 self._data_retry_at = time.monotonic() + _DATA_RETRY_S
                 return
             self._trained = None if found is None else (key, *found)
-        is_staged = self._trained is not None and self._stage(current, *self._trained[1:])
-        self._trained = None
-        if not is_staged:
+        trained, self._trained = self._trained, None
+        if trained is None or not self._stage(current, *trained[1:]):
             self._given_up = key  # it would fail the same way; the next one starts from another model
             return
         self._deliver_pending_upload()
-        if self._options.local_baseline:
-            self._trainer.train_baseline(current.number, data)
+        self._own_training.follow_round(current.number, bundle, data, trained[1].report.seconds)
+
+    # The site's own models
+
+    def _has_own_work(self, task: TaskAnswer) -> bool:
+        if self._data is None or self._newest is None or task.action == "train" or self._measure_retry_at is not None:
+            return False
+        return self._own_training.has_work(self._newest, self._data, is_over=task.action == "finished")
+
+    def _work_on_own_models(self, task: TaskAnswer, poll: TaskPoll) -> None:
+        newest, data = self._newest, self._data
+        if newest is None or data is None:
+            return
+        self._own_training.use_pause(newest, data, poll.has_news, is_over=task.action == "finished")
+        if self._own_training.is_undecided(newest) and not poll.has_news():
+            self._status.enter(Phase.MEASURING, newest.number)
+            decision = self._gate.reconsider(newest, data)
+            self._own_training.note_decision(newest)
+            if decision is not None:
+                self._scores.report(self._coordinator, newest, decision, is_new=False)
 
     # Uploads
 
@@ -306,19 +340,8 @@ class Agent:
     def _measure(self, bundle: Bundle) -> None:
         self._status.enter(Phase.MEASURING, bundle.number)
         decision = self._gate.consider(bundle, self._data)
+        self._own_training.note_decision(bundle)
         self._measure_retry_at = time.monotonic() + _MODEL_RETRY_S if decision.undecided else None
-        own = decision.with_offset
-        if own is None or own.accuracy is None:
-            logger.info("received model %d: not measured", bundle.number)
-        else:
-            score = f"{100 * own.accuracy:.1f} % accuracy on {own.samples} held-out images"
-            logger.info("received model %d: %s", bundle.number, score)
         if self._data is not None:
             report_unreadable(self._status, self._data)
-        if own is not None:
-            try:
-                self._coordinator.report_evaluation(bundle.number, own)
-            except AgentEnded:
-                raise
-            except DistransError as error:
-                logger.warning("could not deliver the score of model %d: %s", bundle.number, error)
+        self._scores.report(self._coordinator, bundle, decision)

@@ -65,6 +65,7 @@ def run_until_stopped(stopping: threading.Event, state: StateFolder, options: Ru
 
     with ExitStack() as stack:
         stack.enter_context(state.locked())
+        state.save_prior(options.prior)
         predictions = None
         if serve is not None:
             predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)

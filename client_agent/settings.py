@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +47,21 @@ class Identity(BaseModel):
     class_map: dict[str, str] = {}
     withhold_class_counts: bool = False
     has_left: bool = False
+
+
+PriorKind = Literal["site", "none", "deployment"]
+
+
+class ServedPrior(BaseModel):
+    """Which class frequencies `/predict` assumes: the site's, the federation's (`none`), or those of a deployment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: PriorKind = "site"
+    frequencies: dict[str, float] = {}  # of a deployment, by class; relative, so they need not add up to anything
+    only_own_classes: bool = False
+
+
+SITE_PRIOR = ServedPrior()
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,10 @@ class ServeOptions:
         return risks
 
 
+Adaptation = Literal["whole", "head", "off"]
+SharedVerdict = Literal["none", "counts", "full"]
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of one run of the agent."""
@@ -121,7 +140,11 @@ class RunOptions:
     cache_bytes: int = DEFAULT_CACHE_BYTES
     keep_models: int = 5
     max_accuracy_drop: float | None = 0.1
-    local_baseline: bool = False
+    alone: bool = True
+    adapt: Adaptation = "whole"
+    adapt_epochs: int = 10
+    prior: ServedPrior = SITE_PRIOR
+    share_verdict: SharedVerdict = "counts"
     exit_when_finished: bool = False
 
 

@@ -24,7 +24,8 @@ class Phase(StrEnum):
     DOWNLOADING = "downloading"
     MEASURING = "measuring"
     TRAINING = "training"
-    TRAINING_BASELINE = "training-baseline"
+    TRAINING_ALONE = "training-alone"
+    ADAPTING = "adapting"
     UPLOADING = "uploading"
     PAUSING = "pausing"
     ENDED = "ended"
@@ -36,7 +37,8 @@ _WORDS = {
     Phase.DOWNLOADING: "downloading model {}",
     Phase.MEASURING: "measuring model {}",
     Phase.TRAINING: "training round {}",
-    Phase.TRAINING_BASELINE: "training this site's own model, round {}",
+    Phase.TRAINING_ALONE: "training this site's own model, round {}",
+    Phase.ADAPTING: "fine-tuning model {} on this site's images",
     Phase.UPLOADING: "uploading round {}",
     Phase.PAUSING: "waiting to try again",
     Phase.ENDED: "ended",
@@ -53,7 +55,7 @@ class Activity:
     @property
     def is_interruptible(self) -> bool:
         """Whether it notices a stop request and ends within a batch."""
-        return self.phase in (Phase.TRAINING, Phase.TRAINING_BASELINE)
+        return self.phase in (Phase.TRAINING, Phase.TRAINING_ALONE, Phase.ADAPTING)
 
     def __str__(self) -> str:
         return _WORDS[self.phase].format(self.number)
@@ -95,6 +97,27 @@ class Trouble(BaseModel):
     told: str = ""  # the message for the coordinator
 
 
+class HoldoutSizes(BaseModel):
+    """How many held-out images choose and how many test; if they are too few to split, all of them do both."""
+
+    model_config = ConfigDict(frozen=True)
+    validation: int
+    test: int
+    is_split: bool
+
+    @property
+    def images(self) -> int:
+        """Number of held-out images."""
+        return self.validation + self.test if self.is_split else self.test
+
+    def __str__(self) -> str:
+        if not self.images:
+            return "0; models are served without being measured"
+        if self.is_split:
+            return f"{self.images} ({self.validation} choose what is served, {self.test} test it)"
+        return f"{self.images} (too few to split: each is predicted by what the others choose)"
+
+
 class Served(BaseModel):
     """The model that answers /predict, and since when, across restarts."""
 
@@ -103,6 +126,7 @@ class Served(BaseModel):
     digest: str
     fingerprint: str
     since: float
+    record: str = ""  # digest of the candidate's record; see client_agent.state.records
 
     @property
     def key(self) -> ModelKey:
@@ -119,6 +143,7 @@ class StatusSnapshot(BaseModel):
     troubles: list[Trouble] = []
     serving: Served | None = None
     held_out_images: int | None = None  # None before the data was first opened
+    holdout: HoldoutSizes | None = None  # missing from files of older agents
 
 
 class AgentStatus:
@@ -133,7 +158,7 @@ class AgentStatus:
         self.changed = threading.Event()  # set on every change; the waiter clears it
         self._served_before = previous.serving
         self._serving: Served | None = None
-        self._held_out_images = previous.held_out_images
+        self._held_out_images, self._holdout = previous.held_out_images, previous.holdout
         self._troubles: dict[TroubleKind, Trouble] = {}
         self._ended: Ending | None = None
         self._lost_at: float | None = None  # monotonic time at which the coordinator stopped answering
@@ -150,6 +175,7 @@ class AgentStatus:
                 troubles=list(self._troubles.values()),
                 serving=self._serving,
                 held_out_images=self._held_out_images,
+                holdout=self._holdout,
             )
 
     def enter(self, phase: Phase, number: int | None = None) -> None:
@@ -157,18 +183,18 @@ class AgentStatus:
         self.activity = Activity(phase, number)
         self.changed.set()
 
-    def serve(self, key: ModelKey) -> None:
-        """Note which model answers /predict from now on; one that already did so before a restart keeps its date."""
+    def serve(self, key: ModelKey, record: str = "") -> None:
+        """Note what answers /predict from now on; a candidate that already did so before a restart keeps its date."""
         with self._lock:
             known = self._serving or self._served_before
-            is_known = known is not None and known.key == key
-            self._serving = known if is_known else Served(**key._asdict(), since=time.time())
+            is_known = known is not None and (known.key, known.record) == (key, record)
+            self._serving = known if is_known else Served(**key._asdict(), record=record, since=time.time())
         self._publish()
 
-    def note_data(self, held_out_images: int) -> None:
+    def note_data(self, holdout: HoldoutSizes) -> None:
         """Note that the site's data was opened."""
         with self._lock:
-            self._held_out_images = held_out_images
+            self._held_out_images, self._holdout = holdout.images, holdout
         self._publish()
 
     def record(self, kind: TroubleKind, message: str, told: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Local training: a round of the federation, and the site's own model."""
+"""Local training: a round of the federation."""
 
 import logging
 
@@ -6,7 +6,6 @@ from client_agent.context import AgentContext
 from client_agent.data.dataset import SiteData
 from client_agent.errors import DataError, StopRequested, describe_error
 from client_agent.progress import TrainingDisplay
-from client_agent.serving.baseline import LocalBaseline
 from client_agent.state.kept_models import Bundle
 from client_agent.status import AgentStatus, Phase, TroubleKind
 from shared.contract.messages import RoundTaskView
@@ -58,18 +57,6 @@ class Trainer:
             f"Round {number} could not be trained here: {describe_error(error)} {next_step}",
             told=f"Round {number} could not be trained: {told}.",
         )
-
-    def train_baseline(self, number: int, data: SiteData) -> None:
-        """Train the site's own model for one more round; log an error if that fails."""
-        self._status.enter(Phase.TRAINING_BASELINE, number)
-        state, identity = self._context.state, self._context.identity
-        context = TrainingContext(data.train, self._context.runtime, None, self._context.stopping.is_set)
-        try:
-            state.save_baseline(LocalBaseline(identity.plan, identity.name).train(state.baseline(), number, context))
-        except TrainingInterrupted as error:
-            raise StopRequested from error
-        except Exception as error:
-            logger.error("could not train this site's own model: %s", error)
 
 
 def report_unreadable(status: AgentStatus, data: SiteData) -> None:

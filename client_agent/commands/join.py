@@ -128,6 +128,7 @@ def _print_counts(report: "DataReport") -> None:
         if count or report.test_counts[label]:
             table.add_row(label, str(count), str(report.test_counts[label]))
     out.print(table)
+    out.print(f"Held-out images: {report.holdout}.", highlight=False)
     if report.problems:
         counts = {"files": len(report.skipped.files), "classes": len(report.skipped.classes)}
         skipped = ", ".join(f"{what}: {count}" for what, count in counts.items())

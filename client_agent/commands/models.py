@@ -28,8 +28,8 @@ def predict(
 
     folder = StateFolder(state)
     identity = folder.identity()
-    _, model = load_served(folder, identity, Runtime())
-    title = f"Model {model.key.number}{_with_offset(model.offset_digest is not None)}"
+    _, model = load_served(folder, identity, Runtime(), folder.load_prior())
+    title = f"Model {model.key.number} as {model.candidate.name}"
     table = Table("image", "class", "probability", "runners-up", title=title)
     answers = []
     for path in images:
@@ -37,13 +37,14 @@ def predict(
             tensor = to_tensor(decode(path, TRAINING_FORMATS), identity.plan.image)
         except DistransError as error:
             raise DistransError(f"{path}: {error}") from error
-        (ranked,) = model.rank(model.with_offset(tensor[None]).softmax(dim=1), top_k)
+        (ranked,) = model.rank(model.predict(tensor[None]), top_k)
         top = [{"label": one.label, "probability": one.probability} for one in ranked]
         answers.append({"image": str(path), "top_k": top})
         rest = ", ".join(f"{one.label} {one.probability:.1%}" for one in ranked[1:])
         table.add_row(str(path), ranked[0].label, f"{ranked[0].probability:.1%}", rest)
     if as_json:
-        typer.echo(json.dumps({"model": model.key.number, "predictions": answers}, indent=2))
+        about = {"model": model.key.number, "candidate": model.candidate.name, "prior": model.applied_prior()}
+        typer.echo(json.dumps({**about, "predictions": answers}, indent=2))
     else:
         out.print(table)
 
@@ -77,9 +78,9 @@ def export(
         typer.Option("--round", metavar="ROUND", help="Number of a kept model (default: the one /predict would use)."),
     ] = None,
 ) -> None:
-    """Write a model and this site's offset to a single file."""
+    """Write what this site serves to a single file: all of its models, the offset, the prior and the temperature."""
     from client_agent.serving.export import export_program, export_safetensors
-    from client_agent.serving.model import load_served
+    from client_agent.serving.model import load_model, load_served
     from client_agent.state.folder import StateFolder
     from shared.learning.runtime import Runtime
 
@@ -90,15 +91,15 @@ def export(
         raise DistransError(f"{target.parent} is not a folder.", next_step="Create it, or use another path.")
     folder = StateFolder(state)
     identity = folder.identity()
-    bundle = load_served(folder, identity, Runtime())[0] if number is None else folder.models.load_number(number)
+    prior = folder.load_prior()
+    if number is None:
+        bundle, model = load_served(folder, identity, Runtime(), prior)
+    else:
+        bundle, model = load_model(folder, identity, folder.models.find(number), Runtime(), prior)
     try:
-        has_offset = writers[target.suffix](identity, bundle, target)
+        writers[target.suffix](identity, bundle, model, target)
     except OSError as error:
         raise DistransError(
             f"{target} cannot be written: {error.strerror}.", next_step="Use a path that you may write to."
         ) from error
-    out.print(f"Wrote model {bundle.number}{_with_offset(has_offset)} to {target}.")
-
-
-def _with_offset(has_offset: bool) -> str:
-    return " with this site's offset" if has_offset else ""
+    out.print(f"Wrote model {bundle.number} as {model.candidate.name} to {target}.", highlight=False)

@@ -80,9 +80,45 @@ def run(
             help="Reject models that lose more accuracy here than this; 1 serves every model.",
         ),
     ] = 0.1,
-    local_baseline: Annotated[
-        bool, typer.Option("--local-baseline", help="Also train a model on this site's data only, for comparison.")
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone/--no-alone",
+            help="Also train a model on this site's images only, to compare with and to serve if it is better. "
+            "Takes up to a third of a round's training time, and idle time.",
+        ),
+    ] = True,
+    local_baseline: Annotated[bool, typer.Option("--local-baseline", hidden=True)] = False,  # its former name
+    adapt: Annotated[
+        str,
+        typer.Option(
+            metavar="PART",
+            help="Fine-tune the newest model on this site's images while the agent waits: the whole network, "
+            "its head (the last layer), or off.",
+        ),
+    ] = "whole",
+    adapt_epochs: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="NUMBER", help="Epochs to fine-tune for, as far as time allows.")
+    ] = 10,
+    prior: Annotated[
+        str,
+        typer.Option(
+            metavar="PRIOR",
+            help="Class frequencies that /predict assumes: site (this site's training images), none (the "
+            "federation's), or a .json, .toml or .csv file with those where predictions are used.",
+        ),
+    ] = "site",
+    only_own_classes: Annotated[
+        bool, typer.Option("--only-own-classes", help="Never predict a class that this site has no training images of.")
     ] = False,
+    share_verdict: Annotated[
+        str,
+        typer.Option(
+            metavar="PART",
+            help="What to tell the coordinator about whether joining pays off: counts (how many test images each "
+            "model got right), full (also what is served), or none.",
+        ),
+    ] = "counts",
     exit_when_finished: Annotated[
         bool, typer.Option("--exit-when-finished", help="Exit when the federation finishes; otherwise keep serving.")
     ] = False,
@@ -95,13 +131,20 @@ def run(
         raise DistransError(f"Unknown precision {precision!r}.", next_step="Use --precision fp32, bf16 or fp16.")
     if log_level not in ("debug", "info", "warning", "error"):
         raise DistransError(f"Unknown log level {log_level!r}.", next_step="Use debug, info, warning or error.")
+    for option, value, values in (
+        ("--adapt", adapt, ("whole", "head", "off")),
+        ("--share-verdict", share_verdict, ("none", "counts", "full")),
+    ):
+        if value not in values:
+            raise DistransError(f"{option} {value!r} is not known.", next_step=f"Use {', '.join(values)}.")
     if not train and not serve:
         raise DistransError("--no-train and --no-serve together leave nothing to do.")
     if (tls_cert is None) != (tls_key is None):
         raise DistransError("--tls-cert and --tls-key must be used together.")
     secret_token = find_secret("--predict-token", predict_token, predict_token_file, "DISTRANS_PREDICT_TOKEN")
+    from client_agent.data.prior_file import read_prior_file
     from client_agent.process import run_agent
-    from client_agent.settings import RunOptions, ServeOptions
+    from client_agent.settings import RunOptions, ServedPrior, ServeOptions
     from client_agent.state.folder import StateFolder
     from client_agent.web.app import ACCESS_LOG
     from shared.http.server_tls import Tls
@@ -125,6 +168,9 @@ def run(
     )
     if serve:
         web.check()  # before spending minutes on opening the data
+    folder = StateFolder(state)
+    is_file = prior not in ("site", "none")
+    frequencies = read_prior_file(Path(prior), folder.identity().plan.classes) if is_file else {}
     options = RunOptions(
         train=train,
         serve=web if serve else None,
@@ -136,7 +182,15 @@ def run(
         cache_bytes=cache_mb * 1024 * 1024,
         keep_models=keep_models,
         max_accuracy_drop=None if max_accuracy_drop >= 1 else max_accuracy_drop,
-        local_baseline=local_baseline,
+        alone=alone or local_baseline,
+        adapt=adapt,  # type: ignore[arg-type]  # checked above
+        adapt_epochs=adapt_epochs,
+        prior=ServedPrior(
+            kind="deployment" if is_file else prior,
+            frequencies=frequencies,
+            only_own_classes=only_own_classes,
+        ),
+        share_verdict=share_verdict,  # type: ignore[arg-type]  # checked above
         exit_when_finished=exit_when_finished,
     )
-    run_agent(StateFolder(state), options, out)
+    run_agent(folder, options, out)

@@ -2,28 +2,43 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from client_agent.commands.class_report import describe_scores, percent, plot_classes, print_classes
 from client_agent.commands.options import STATE, Json, State, state_option
 from client_agent.commands.output import out
+from shared.contract.errors import DistransError
 from shared.system.command_line import print_table
 
 if TYPE_CHECKING:
     from client_agent.settings import Identity
     from client_agent.state.folder import StateFolder
+    from client_agent.state.records import SiteReport
     from client_agent.status import StatusSnapshot
 
 
-def status(state: State = STATE, as_json: Json = False) -> None:
-    """Show whether the agent is running, what it serves, and how accurate each model is here."""
+def status(
+    state: State = STATE,
+    as_json: Json = False,
+    classes: Annotated[
+        bool, typer.Option("--classes", help="Also show how each class is recognized, and what is confused with what.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw that as well, as a .png, .pdf or .svg file.")
+    ] = None,
+) -> None:
+    """Show whether the agent is running, what it serves, whether joining pays off, and how accurate models are here."""
     from client_agent.state.folder import StateFolder
+    from client_agent.state.records import describe_findings
 
     folder = StateFolder(state)
     identity, is_running, report = folder.identity(), folder.is_running(), folder.load_status()
+    serving, findings = _serving(folder, report, is_running=is_running)
     about: dict[str, Any] = {
         "name": identity.name,
         "federation": identity.federation,
@@ -32,19 +47,25 @@ def status(state: State = STATE, as_json: Json = False) -> None:
         "data": identity.data,
         "running": is_running,
         "held_out_images": _held_out_images(folder, report),
+        "held_out": None if report.holdout is None else report.holdout.model_dump(),
         "kept_models": folder.models.numbers(),
-        **_serving(folder, report, is_running=is_running),
+        **serving,
         "pinned": folder.models.pinned(),
         "pin_problem": folder.models.pin_problem(),
         **_ending(identity, report),
         "troubles": [trouble.model_dump() for trouble in report.troubles],
         "upload_pending": folder.pending() is not None,
+        **describe_findings(findings),
         "history": [line.row() for line in folder.models.history()],
     }
     if as_json:
         typer.echo(json.dumps(about, indent=2))
     else:
-        _print(about, state)
+        _print(about, state, report, findings)
+        if classes:
+            print_classes(findings)
+    if plot is not None:
+        plot_classes(findings, plot, f"{identity.name}: model {about['serving']} as {about['candidate']}")
 
 
 def _ending(identity: "Identity", report: "StatusSnapshot") -> dict[str, Any]:
@@ -56,20 +77,27 @@ def _ending(identity: "Identity", report: "StatusSnapshot") -> dict[str, Any]:
     return {"ended": report.ended, "outcome": report.outcome}
 
 
-def _serving(folder: "StateFolder", report: "StatusSnapshot", *, is_running: bool) -> dict[str, Any]:
-    """Return the model that answers, or would answer if the agent ran, and since when."""
-    recorded = report.serving
+def _serving(
+    folder: "StateFolder", report: "StatusSnapshot", *, is_running: bool
+) -> tuple[dict[str, Any], "SiteReport | None"]:
+    """Return what answers, or would answer if the agent ran, since when, and how well it does."""
+    recorded, models = report.serving, folder.models
     if is_running:
-        return {
-            "serving": None if recorded is None else recorded.number,
-            "serving_since": None if recorded is None else recorded.since,
-        }
-    first = folder.models.first_choice()
-    is_same = recorded is not None and first is not None and first.holds(recorded.key)
-    return {
-        "serving": None if first is None else first.key.number,
-        "serving_since": recorded.since if recorded is not None and is_same else None,
-    }
+        number, since = (None, None) if recorded is None else (recorded.number, recorded.since)
+        kept = next((one for one in models.all() if recorded is not None and one.holds(recorded.key)), None)
+        record = "" if recorded is None else recorded.record
+    else:
+        kept = models.first_choice()
+        record = "" if kept is None else models.record_name(kept)
+        number = None if kept is None else kept.key.number
+        is_same = recorded is not None and kept is not None and kept.holds(recorded.key) and recorded.record == record
+        since = recorded.since if recorded is not None and is_same else None
+    found = None
+    if kept is not None and record:
+        with suppress(DistransError):  # damaged; a running agent still has it in memory
+            found = kept.candidates.load(record)
+    about = {"serving": number, "serving_since": since, "candidate": None if found is None else found.name}
+    return about, None if found is None else found.report
 
 
 def _held_out_images(folder: "StateFolder", report: "StatusSnapshot") -> int | None:
@@ -80,7 +108,7 @@ def _held_out_images(folder: "StateFolder", report: "StatusSnapshot") -> int | N
     return next((result.samples for result in measured if result is not None), None)
 
 
-def _print(about: dict[str, Any], state: Path) -> None:
+def _print(about: dict[str, Any], state: Path, report: "StatusSnapshot", findings: "SiteReport | None") -> None:
     def line(text: str, style: str | None = None) -> None:
         out.print(text, style=style, markup=False, highlight=False)
 
@@ -89,8 +117,11 @@ def _print(about: dict[str, Any], state: Path) -> None:
     start = f"The agent is not running. Start it: distrans-agent run{option}"
     line("The agent is running." if about["running"] else start)
     line(_serving_line(about))
-    images = about["held_out_images"]
-    line("Held-out images: " + ("unknown until the agent opens them" if images is None else str(images)))
+    if findings is not None:
+        for text in describe_scores(findings):
+            line(text)
+    images = "unknown until the agent opens them" if about["held_out_images"] is None else about["held_out_images"]
+    line(f"Held-out images: {images if report.holdout is None else report.holdout}")
     if about["pin_problem"]:
         others = ", ".join(str(number) for number in about["kept_models"] if number != about["pinned"])
         advice = f"Run distrans-agent unpin{option}" + (f", or pin another model: {others}." if others else ".")
@@ -105,12 +136,11 @@ def _print(about: dict[str, Any], state: Path) -> None:
         line(about["outcome"])
     for trouble in about["troubles"]:
         line(f"{trouble['kind']}: {trouble['message']}", "yellow")
-    table = Table(
-        "model", "global + own offset", "global, no offset", "this site alone", "served", title="Accuracy here"
-    )
+    headings = ["global + own offset", "global, no offset", "this site alone", "best candidate", "tested", "served"]
+    table = Table("model", *headings, title="Accuracy here")
     for row in about["history"]:
         scores = [row["with_offset"], row["without_offset"], row["local"]]
-        cells = ["–" if score is None else f"{score:.1%}" for score in scores]
+        cells = [percent(score) for score in scores] + [row["candidate"] or "–", percent(row["test"])]
         table.add_row(str(row["model"]), *cells, "yes" if row["served"] else row["reason"])
     print_table(table)
 
@@ -118,8 +148,8 @@ def _print(about: dict[str, Any], state: Path) -> None:
 def _serving_line(about: dict[str, Any]) -> str:
     if about["serving"] is None:
         return "No model is being served." if about["running"] else "There is no model to serve."
-    since = about["serving_since"]
+    since, name = about["serving_since"], f" as {about['candidate']}" if about["candidate"] else ""
     moment = None if since is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
     if about["running"]:
-        return f"Serving model {about['serving']}{f' since {moment}' if moment else ''}."
-    return f"When started, it will serve model {about['serving']}{f' (first served {moment})' if moment else ''}."
+        return f"Serving model {about['serving']}{name}{f' since {moment}' if moment else ''}."
+    return f"When started, it will serve model {about['serving']}{name}{f' (first served {moment})' if moment else ''}."

@@ -15,7 +15,7 @@ from client_agent.coordinator.outcomes import Done, Outcome, Retry, Value, accep
 from client_agent.errors import AgentEnded, Ending, RequestRefused, StopRequested, TokenRefused, UnusableModel
 from shared.contract import versions
 from shared.contract.errors import DistransError, ForeignAnswer, WireError
-from shared.contract.measurements import Evaluation
+from shared.contract.measurements import EvaluationReport
 from shared.contract.messages import ClientView, TaskAnswer, UpdateReceipt
 from shared.http.client import explain, read_bounded, request
 from shared.tensors.wire import digest_header
@@ -188,7 +188,7 @@ class Coordinator:
             self.bytes_sent += len(piece)
             yield piece
 
-    def report_evaluation(self, model: int, result: Evaluation) -> None:
+    def report_evaluation(self, model: int, result: EvaluationReport) -> None:
         """Report what a global model scored here; raise DistransError if the report cannot be delivered."""
         # Coordinators without a version check no agent's and reject fields they do not know.
         unknown = None if self._protocol >= versions.VERDICTS_SINCE else {"paired", "candidate"}

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from client_agent.data.class_map import MAP_ADVICE, check_class_map, suggest_classes, unused_names
+from client_agent.data.holdout import holdout_sizes
 from client_agent.data.images import TRAINING_FORMATS, decode, resize_and_normalize, to_tensor
 from client_agent.data.sources import open_source
 from client_agent.data.splits import Example, Item
 from client_agent.errors import DataError
 from client_agent.settings import DEFAULT_CACHE_BYTES, NOTHING_SKIPPED, SkippedData
+from client_agent.status import HoldoutSizes
 from client_agent.text import truncate_and_escape
 from shared.contract.plan import FederationPlan, ImagePlan
 from shared.learning.heterogeneity import count_classes
@@ -88,10 +90,18 @@ class SiteImages:
 
         Unreadable images are missing from their batches; raises DataError if there are too many.
         """
-        order = np.asarray(torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed)))
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed))
+        for _, images, labels in self._read(np.asarray(order), size):
+            yield images, labels
+
+    def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (positions, images, labels) in one pass, in the order of `labels`; otherwise like `batches`."""
+        yield from self._read(np.arange(self.samples), size)
+
+    def _read(self, order: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         parts = deque(order[start : start + size] for start in range(0, len(order), size))
         with ThreadPoolExecutor(self._workers, thread_name_prefix="images") as pool:
-            coming: deque[Future[tuple[Tensor, Tensor] | None]] = deque()
+            coming: deque[Future[tuple[Tensor, Tensor, Tensor] | None]] = deque()
             try:
                 while parts or coming:
                     while parts and len(coming) < _PREFETCHED_BATCHES:
@@ -109,12 +119,12 @@ class SiteImages:
                 for future in coming:
                     future.cancel()
 
-    def _batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor] | None:
+    def _batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor] | None:
         found = [(int(index), image) for index in indices if (image := self._image(int(index))) is not None]
         if not found:
             return None
-        images = torch.stack([image for _, image in found])
-        return images.pin_memory() if self._pin else images, self.labels[[index for index, _ in found]]
+        images, positions = torch.stack([image for _, image in found]), torch.tensor([index for index, _ in found])
+        return positions, images.pin_memory() if self._pin else images, self.labels[positions]
 
     def _image(self, index: int) -> Tensor | None:
         cached = self._cache[index] if index < len(self._cache) else None
@@ -162,6 +172,11 @@ class DataReport:
     def test_images(self) -> int:
         """Number of held-out images."""
         return sum(self.test_counts.values())
+
+    @property
+    def holdout(self) -> HoldoutSizes:
+        """What the held-out images are used for."""
+        return holdout_sizes(self.test_images)
 
 
 @dataclass(frozen=True)

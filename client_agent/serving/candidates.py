@@ -1,11 +1,13 @@
-"""Candidates: the models a site could serve, all computed from the logits of up to four base models.
+"""Candidates: the models a site could serve, all computed from the logits of a few base models.
 
     global    the federation's model on the unmodified image
+    personal  the model that the federation made for this site (pFedMe, pFedHN), instead of a global one
     offset    the federation's model with this site's offset
-    adapted   the latter, fine-tuned on this site's images
+    adapted   the federation's model, with the offset if there is one, fine-tuned on this site's images
     alone     the same network, trained on this site's images only
 
-The first three predict as if classes were as frequent as in the federation; a prior adjusts their logits to the site.
+Global, offset and adapted predict as if classes were as frequent as in the federation; a prior adjusts their logits to
+the site. Personal and alone assume the site's frequencies from the start.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,9 +22,20 @@ class Base(StrEnum):
     """A model whose logits candidates are computed from."""
 
     GLOBAL = "global"
+    PERSONAL = "personal"
     OFFSET = "offset"
     ADAPTED = "adapted"
     ALONE = "alone"
+
+    @property
+    def assumes_site_prior(self) -> bool:
+        """Whether it predicts as if classes were as frequent as at this site, rather than in the federation."""
+        return self in (Base.PERSONAL, Base.ALONE)
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether it sees images with this site's offset, if the method has offsets."""
+        return self in (Base.OFFSET, Base.ADAPTED)
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,14 @@ def mean_of(first: Member, second: Member) -> Candidate:
 
 
 def blended_members(bases: Collection[Base], has_prior: bool) -> list[Member]:
-    """Return the members of the blend: each base model once, with the prior where there is one."""
-    return [Member(base, has_prior and base is not Base.ALONE) for base in Base if base in bases]
+    """Return the members of the blend: each base model once, with the prior where it makes a difference."""
+    return [Member(base, has_prior and not base.assumes_site_prior) for base in Base if base in bases]
+
+
+def as_trained(bases: Collection[Base], has_prior: bool) -> Candidate:
+    """Return the federation's model as it was trained, with the prior: what to serve without any measurement."""
+    trained = next(base for base in (Base.OFFSET, Base.PERSONAL, Base.GLOBAL) if base in bases)
+    return single(Member(trained, has_prior and not trained.assumes_site_prior))
 
 
 def fixed_candidates(bases: Collection[Base], has_prior: bool) -> list[Candidate]:

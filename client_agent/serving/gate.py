@@ -1,16 +1,16 @@
-"""The gate: picks the model for `/predict`, the newest that scores well enough here or the pinned one."""
+"""The gate: picks what answers `/predict`, the best candidate of the newest model that does well enough, or the pin."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from client_agent.data.dataset import SiteData
 from client_agent.errors import StateError, describe_error
 from client_agent.model_key import ModelKey
-from client_agent.serving.baseline import LocalBaseline
-from client_agent.serving.evaluation import measure
-from client_agent.serving.model import ServingModel, build, load_served
+from client_agent.serving.examination import Examined, Examiner
+from client_agent.serving.model import ServingModel, load_served
 from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import Identity, RunOptions
 from client_agent.state.decisions import GateDecision
@@ -40,11 +40,12 @@ class ModelGate:
         runtime: Runtime,
         options: RunOptions,
         predictions: PredictionQueue | None,
-        on_serve: Callable[[ModelKey], None] = lambda _key: None,
+        on_serve: Callable[[ModelKey, str], None] = lambda _key, _record: None,
     ) -> None:
-        """Call `on_serve` with the key of each model when it starts to answer."""
+        """Call `on_serve` with each model's key and its candidate's digest when it starts to answer."""
         self._state, self._identity, self._runtime = state, identity, runtime
         self._options, self._predictions, self._on_serve = options, predictions, on_serve
+        self._examiner = Examiner(state, identity, runtime, options)
         # The loop brings new models and another thread follows the pin; only one may decide at a time.
         self._deciding = threading.Lock()
         self._followed_pin: str | None = ""
@@ -56,38 +57,70 @@ class ModelGate:
         return None if self._predictions is None else self._predictions.model
 
     def consider(self, bundle: Bundle, data: SiteData | None) -> GateDecision:
-        """Measure a new model and serve it, unless it is broken, scores too low, or another one is pinned.
+        """Measure a new model and serve its best candidate, unless it is broken, scores too low, or another is pinned.
 
         If anything is wrong with the model, the served one stays. Raises OSError if the decision cannot be stored.
         """
         try:
-            model = build(self._identity.plan, self._identity.name, bundle, self._runtime)
-            own, without = self._measure(model, data)
+            found = self._examiner.examine(bundle, data)
         except DistransError as error:
             return self.reject(bundle.number, bundle.digest, error, bundle.fingerprint)
         except Exception as error:  # such as a MemoryError: perhaps this machine's fault, so measure it again later
             return self.reject(bundle.number, bundle.digest, error, bundle.fingerprint, undecided=True)
-        local = self._measure_baseline(data)
         with self._deciding:
-            reason = self._reason_to_reject(own, data)
-            pin = "" if reason else self._reason_held_by_pin()
-            decision = GateDecision(
-                model=bundle.number,
-                digest=bundle.digest,
-                fingerprint=bundle.fingerprint,
-                with_offset=own,
-                without_offset=without,
-                local=local,
-                served=not pin and not reason,
-                held_by_pin=bool(pin),
-                undecided=own is None and bool(reason),
-                reason=pin or reason,
-            )
-            self._state.models.add_decision(decision)
-            if decision.served:
-                self._swap_in(model)
+            decision = self._decide(bundle, found, self._reason_to_reject(found.assessment.score, data))
         if not decision.served:
             logger.warning("model %d is not served: %s", bundle.number, decision.reason)
+        return decision
+
+    def reconsider(self, bundle: Bundle, data: SiteData) -> GateDecision | None:
+        """Decide again about a model after the site's own models have changed; None if the old decision stands.
+
+        It does if the model cannot be measured now, or if it was approved and no candidate is good enough any more.
+        """
+        try:
+            found = self._examiner.examine(bundle, data)
+        except Exception as error:
+            logger.warning("could not measure model %d again: %s", bundle.number, describe_error(error))
+            return None
+        with self._deciding:
+            reason = self._reason_to_reject(found.assessment.score, data)
+            if reason and any(kept.holds(bundle.key) for kept in self._state.models.approved()):
+                logger.info("model %d is served as before: %s", bundle.number, reason)
+                return None
+            return self._decide(bundle, found, reason)
+
+    def is_outdated(self, bundle: Bundle) -> bool:
+        """Return whether the site's own models have changed since the gate decided about a model."""
+        current = {base: stored.digest for base, stored in self._examiner.own_models(bundle.fingerprint).items()}
+        lines = [line for line in self._state.models.history() if line.fingerprint == bundle.fingerprint]
+        return bool(lines) and lines[-1].considered != current
+
+    def _decide(self, bundle: Bundle, found: Examined, reason: str) -> GateDecision:
+        """Store a decision and act on it; the candidate's files come first, so that the decision can be followed."""
+        pin = "" if reason else self._reason_held_by_pin()
+        record = self._state.models.save_record(bundle.key, found.record, found.weights)
+        assessment = found.assessment
+        decision = GateDecision(
+            model=bundle.number,
+            digest=bundle.digest,
+            fingerprint=bundle.fingerprint,
+            with_offset=assessment.with_offset,
+            without_offset=assessment.without_offset,
+            local=assessment.local,
+            candidate=assessment.candidate.name,
+            record=record,
+            score=assessment.score,
+            tested=assessment.tested,
+            considered=dict(found.considered),
+            served=not pin and not reason,
+            held_by_pin=bool(pin),
+            undecided=assessment.score is None and bool(reason),
+            reason=pin or reason,
+        )
+        self._state.models.add_decision(decision)
+        if decision.served:
+            self._swap_in(replace(found.model, record=record))
         return decision
 
     def reject(
@@ -120,7 +153,7 @@ class ModelGate:
             except OSError:  # see follow_pin
                 self._followed_pin = None
             try:
-                _, model = load_served(self._state, self._identity, self._runtime)
+                _, model = load_served(self._state, self._identity, self._runtime, self._options.prior)
                 if self._state.models.servable()[0].holds(model.key):
                     self._serve_retry_at = None
             except StateError as error:
@@ -134,7 +167,7 @@ class ModelGate:
     def _swap_in(self, model: ServingModel) -> None:
         if self._predictions is not None:
             self._predictions.model = model
-            self._on_serve(model.key)
+            self._on_serve(model.key, model.record)
 
     def follow_pin(self, stopping: threading.Event, status: AgentStatus) -> None:
         """Watch the pin in a separate thread, so that `distrans-agent pin` takes effect at once.
@@ -156,27 +189,6 @@ class ModelGate:
             if pin != self._followed_pin or is_due:
                 self.serve_kept()
 
-    def _measure(self, model: ServingModel, data: SiteData | None) -> tuple[Evaluation | None, Evaluation | None]:
-        """Return a model's scores here with and without the offset."""
-        if data is None:
-            return None, None
-        plan = self._identity.plan
-        return measure(model.with_offset, data, plan), measure(model.without_offset, data, plan)
-
-    def _measure_baseline(self, data: SiteData | None) -> Evaluation | None:
-        """Return the score of the site's own model; its failures must not affect the new model."""
-        if data is None or not self._options.local_baseline:
-            return None
-        try:
-            weights = self._state.baseline()
-            if not weights:
-                return None
-            predictor = LocalBaseline(self._identity.plan, self._identity.name).predictor(weights, self._runtime)
-            return measure(predictor, data, self._identity.plan)
-        except Exception as error:
-            logger.warning("could not measure this site's own model: %s", error)
-            return None
-
     def _reason_held_by_pin(self) -> str:
         """Return why an approved model must wait; empty if it need not."""
         try:
@@ -191,7 +203,7 @@ class ModelGate:
         margin, best = self._options.max_accuracy_drop, self._state.models.best_approved()
         if margin is None or best is None:
             return ""
-        old = (best.with_offset and best.with_offset.accuracy) or 0.0
+        old = (best.compared and best.compared.accuracy) or 0.0
         if score is None:  # an unmeasured model may be good, but it must not replace a measured one
             return (
                 f"{_why_unmeasured(data)}; model {best.model} scored {old:.1%}" if self._state.models.servable() else ""

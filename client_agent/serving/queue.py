@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_agent.serving.model import ServingModel
+from client_agent.serving.candidates import Base
+from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.threads import limit_threads
-from shared.learning.methods.base import Predictor
 
 
 class QueueFull(Exception):
@@ -20,18 +20,16 @@ class QueueFull(Exception):
 
 @dataclass(frozen=True)
 class PredictionResult:
-    """The requested probabilities (B, classes) from one model."""
+    """The probabilities (B, classes) from one model, for each requested view."""
 
     model: ServingModel
-    with_offset: Tensor | None
-    without_offset: Tensor | None
+    probabilities: dict[View, Tensor]
 
 
 @dataclass(frozen=True)
 class _Job:
     images: Tensor
-    with_offset: bool
-    without_offset: bool
+    views: tuple[View, ...]
     answer: "Future[PredictionResult]"
 
 
@@ -59,10 +57,11 @@ class PredictionQueue:
         """Whether `submit` would raise QueueFull now."""
         return self._unanswered >= self._max_waiting
 
-    def submit(
-        self, prepare: Callable[[], Tensor], *, with_offset: bool = True, without_offset: bool = False
-    ) -> "Future[PredictionResult]":
-        """Classify the images (B, C, H, W) that `prepare` returns in the pool; the future raises its errors."""
+    def submit(self, prepare: Callable[[], Tensor], *views: View) -> "Future[PredictionResult]":
+        """Classify the images (B, C, H, W) that `prepare` returns in the pool; the future raises its errors.
+
+        Without a view, the answer is what the site serves.
+        """
         with self._lock:
             if self.is_full:
                 raise QueueFull
@@ -70,7 +69,7 @@ class PredictionQueue:
         answer: Future[PredictionResult] = Future()
         answer.set_running_or_notify_cancel()  # a caller that disconnects can no longer cancel it
         answer.add_done_callback(self._count_answered)
-        self._pool.submit(self._handle, prepare, with_offset, without_offset, answer)
+        self._pool.submit(self._handle, prepare, views or (AS_SERVED,), answer)
         return answer
 
     def stop(self) -> None:
@@ -82,7 +81,7 @@ class PredictionQueue:
             self._unanswered -= 1
 
     def _handle(
-        self, prepare: Callable[[], Tensor], with_offset: bool, without_offset: bool, answer: "Future[PredictionResult]"
+        self, prepare: Callable[[], Tensor], views: tuple[View, ...], answer: "Future[PredictionResult]"
     ) -> None:
         try:
             images = prepare()
@@ -90,7 +89,7 @@ class PredictionQueue:
             answer.set_exception(error)
             return
         with self._lock:
-            self._ready.append(_Job(images, with_offset, without_offset, answer))
+            self._ready.append(_Job(images, views, answer))
             if self._computing:
                 return
             self._computing = True
@@ -113,21 +112,25 @@ class PredictionQueue:
         try:
             if model is None:
                 raise LookupError("no model")
-            with_ = _probabilities(model.with_offset, [job.images if job.with_offset else None for job in jobs])
-            without = _probabilities(model.without_offset, [job.images if job.without_offset else None for job in jobs])
+            results = _predict(model, jobs)
         except Exception as error:  # every caller gets it; the thread continues
             for job in jobs:
                 job.answer.set_exception(error)
             return
-        for job, *parts in zip(jobs, with_, without, strict=True):
-            job.answer.set_result(PredictionResult(model, *parts))
+        for job, result in zip(jobs, results, strict=True):
+            job.answer.set_result(PredictionResult(model, result))
 
 
-def _probabilities(predictor: Predictor, wanted: list[Tensor | None]) -> list[Tensor | None]:
-    """Return each job's probabilities from a single pass; None for jobs that did not ask for them."""
-    parts = [images for images in wanted if images is not None]
-    if not parts:
-        return [None] * len(wanted)
-    batch = torch.cat(parts) if len(parts) > 1 else parts[0]
-    found = iter(predictor(batch).softmax(dim=1).cpu().split([len(part) for part in parts]))
-    return [None if images is None else next(found) for images in wanted]
+def _predict(model: ServingModel, jobs: list[_Job]) -> list[dict[View, Tensor]]:
+    """Return each job's probabilities, from a single pass of each base model over the jobs that need it."""
+    needed = [{member.base for view in job.views for member, _ in model.members(view)} for job in jobs]
+    logits: list[dict[Base, Tensor]] = [{} for _ in jobs]
+    for base, predictor in model.predictors.items():
+        places = [place for place, bases in enumerate(needed) if base in bases]
+        if places:
+            parts = [jobs[place].images for place in places]
+            batch = torch.cat(parts) if len(parts) > 1 else parts[0]
+            found = predictor(batch).cpu().split([len(part) for part in parts])
+            for place, values in zip(places, found, strict=True):
+                logits[place][base] = values
+    return [{view: model.mix(values, view) for view in job.views} for job, values in zip(jobs, logits, strict=True)]

@@ -27,6 +27,11 @@ class GateDecision(BaseModel):
     with_offset: Evaluation | None
     without_offset: Evaluation | None
     local: Evaluation | None = None
+    candidate: str = ""  # the name of what the gate chose; missing from lines of older agents
+    record: str = ""  # the digest of its record next to the model; see records.py
+    score: Evaluation | None = None  # of the candidate, on the images that choose
+    tested: Evaluation | None = None  # of the candidate, on the images that test
+    considered: dict[str, str] = {}  # digests of the site's own models that it could choose from
     served: bool = True
     held_by_pin: bool = False
     undecided: bool = False  # it could not be measured and will be considered again
@@ -36,6 +41,11 @@ class GateDecision(BaseModel):
     def approved(self) -> bool:
         """Whether it passed the gate; a pin may still hold it back."""
         return self.served or self.held_by_pin
+
+    @property
+    def compared(self) -> Evaluation | None:
+        """The score to compare with other models': the candidate's, or the model's in lines of older agents."""
+        return self.with_offset if self.score is None else self.score
 
     def row(self) -> dict[str, Any]:
         """Return the accuracies and the outcome, for display."""
@@ -48,6 +58,9 @@ class GateDecision(BaseModel):
             "with_offset": accuracy(self.with_offset),
             "without_offset": accuracy(self.without_offset),
             "local": accuracy(self.local),
+            "candidate": self.candidate,
+            "validation": accuracy(self.score),
+            "test": accuracy(self.tested),
             "served": self.served,
             "reason": self.reason,
         }

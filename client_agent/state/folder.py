@@ -5,9 +5,11 @@ join.json                an unfinished join, until identity.json exists (0600); 
 private.safetensors      tensors that a method keeps at the site, such as the offset
 pending/                 an update not yet acknowledged, with its private tensors
 models/                  the last models; see kept_models.py
-history.jsonl            the gate's decisions; see history.py
-pin                      number and fingerprint of the pinned model, if any; see model_store.py
-baseline.safetensors     the model trained only on this site's data (--local-baseline)
+history.jsonl            the gate's decisions; see decisions.py
+pin                      number, fingerprint and candidate of the pinned model, if any; see servable_models.py
+alone.safetensors        the model trained only on this site's images, and how many steps it has taken
+adapted.safetensors      the newest model, fine-tuned on this site's images; see own_models.py for both
+prior.json               which class frequencies /predict assumes, from the options of the last run
 condition.json           what `status` shows: the served model, troubles, how the loop ended
 lock                     held by the running agent
 """
@@ -20,8 +22,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from client_agent.errors import StateError
-from client_agent.settings import Identity
+from client_agent.settings import SITE_PRIOR, Identity, ServedPrior
 from client_agent.state.kept_models import load_tensors
+from client_agent.state.own_models import OwnModels
 from client_agent.state.pending_join import forget_join
 from client_agent.state.servable_models import ModelStore
 from client_agent.status import StatusSnapshot
@@ -48,11 +51,12 @@ class PendingUpload(BaseModel):
 
 
 class StateFolder:
-    """An agent's durable state; `models` holds the models it may serve."""
+    """An agent's durable state; `models` holds the models it may serve, `own` those it trains for itself."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.models = ModelStore(path)
+        self.own = OwnModels(path)
 
     # Identity
 
@@ -135,7 +139,7 @@ class StateFolder:
         shutil.rmtree(self.path / "pending", ignore_errors=True)
         sync_folder(self.path)
 
-    # Status and the site's own model
+    # Status and prior
 
     def save_status(self, report: StatusSnapshot) -> None:
         """Store the status for the `status` command."""
@@ -148,10 +152,18 @@ class StateFolder:
         except (OSError, ValidationError):
             return StatusSnapshot()
 
-    def baseline(self) -> Tensors:
-        """Return the model trained only on this site's data; none before its first round."""
-        return load_tensors(self.path / "baseline.safetensors")
+    def save_prior(self, prior: ServedPrior) -> None:
+        """Store the prior of this run, for `predict` and `export`."""
+        write_durably(self.path / "prior.json", prior.model_dump_json().encode())
 
-    def save_baseline(self, tensors: Tensors) -> None:
-        """Store the model trained only on this site's data."""
-        write_durably(self.path / "baseline.safetensors", encode(tensors))
+    def load_prior(self) -> ServedPrior:
+        """Return the prior of the last run; the default if there was none."""
+        try:
+            return ServedPrior.model_validate_json((self.path / "prior.json").read_bytes())
+        except FileNotFoundError:
+            return SITE_PRIOR
+        except (OSError, ValidationError) as error:
+            raise StateError(
+                f"{self.path / 'prior.json'} cannot be read: {error}.",
+                next_step="The next distrans-agent run replaces it.",
+            ) from error

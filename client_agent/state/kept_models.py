@@ -1,6 +1,6 @@
 """The models on the agent's disk, each with this site's tensors for it.
 
-models/NUMBER-ORDER/   model, personal and private tensors; about.json with their digests
+models/NUMBER-ORDER/   model, personal and private tensors; about.json with their digests; records.py has the rest
 models/NUMBER/         the same, written by older agents: no order of arrival, no digests of the files
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from client_agent.errors import StateError
 from client_agent.model_key import ModelKey
+from client_agent.state.records import CandidateFiles
 from shared.learning.methods.base import RoundTask
 from shared.system.files import sync_folder, write_durably
 from shared.tensors.names import Tensors
@@ -59,6 +60,11 @@ class KeptModel:
     order: int  # of arrival
     folder: Path
 
+    @property
+    def candidates(self) -> CandidateFiles:
+        """What the gate chose for it."""
+        return CandidateFiles(self.folder)
+
     def holds(self, key: ModelKey) -> bool:
         """Return whether it is this bundle; for a model from an older agent, number and digest decide."""
         return self.key in (key, key._replace(fingerprint=""))
@@ -67,12 +73,13 @@ class KeptModel:
 def load_tensors(file: Path) -> Tensors:
     """Return the tensors in a file, or none if there is no such file."""
     try:
-        return _decode(file, file.read_bytes())
+        return decode_tensors(file, file.read_bytes())
     except FileNotFoundError:
         return {}
 
 
-def _decode(file: Path, data: bytes) -> Tensors:
+def decode_tensors(file: Path, data: bytes) -> Tensors:
+    """Return the tensors in a file's content; raise StateError, which names the file, if it is damaged."""
     import safetensors.torch  # here, so that listing the kept models does not load torch
     from safetensors import SafetensorError
 
@@ -115,6 +122,13 @@ class KeptModels:
         if not self._path.is_dir():
             self._path.mkdir(mode=0o700)
             sync_folder(self._path.parent)
+        order = max((one.order for one in self._on_disk()), default=-1) + 1
+        folder = self._path / f"{bundle.number}-{order}"
+        for twin in self.all():
+            if twin.key == bundle.key and not self.damage(twin):  # it has arrived before: keep what was chosen for it
+                twin.folder.rename(folder)
+                sync_folder(self._path)
+                return KeptModel(bundle.key, order, folder)
         staging = self._path / "new"
         shutil.rmtree(staging, ignore_errors=True)
         tensors = {"model": bundle.shared, "personal": bundle.personal, "private": bundle.private}
@@ -131,8 +145,6 @@ class KeptModels:
             for name, body in bodies.items():
                 write_durably(staging / f"{name}.safetensors", body)
             write_durably(staging / "about.json", json.dumps(about).encode())
-            order = max((one.order for one in self._on_disk()), default=-1) + 1
-            folder = self._path / f"{bundle.number}-{order}"
             shutil.rmtree(folder, ignore_errors=True)  # leftovers of a crash, without about.json
             staging.rename(folder)
         except OSError:
@@ -144,7 +156,7 @@ class KeptModels:
     def load(self, kept: KeptModel) -> Bundle:
         """Read a kept model; raise StateError if its files are missing or have changed."""
         facts, bodies = self._read(kept)
-        shared, personal, private = (_decode(file, body) for file, body in bodies.items())
+        shared, personal, private = (decode_tensors(file, body) for file, body in bodies.items())
         return Bundle(kept.key.number, kept.key.digest, shared, personal, private, facts)
 
     def damage(self, kept: KeptModel) -> str:

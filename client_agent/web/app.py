@@ -1,4 +1,4 @@
-"""The site's web application: `/predict` with this site's offset applied, and the agent's status."""
+"""The site's web application: `/predict` with what the gate chose for this site, and the agent's status."""
 
 import asyncio
 import hmac
@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from client_agent.serving.model import View
 from client_agent.serving.queue import PredictionQueue, QueueFull
 from client_agent.settings import ServeOptions
 from client_agent.web.limits import HeldBodies
@@ -30,10 +31,11 @@ from shared.http.unexpected_errors import UnexpectedErrors
 from shared.http.unmatched import reject_unknown_query
 
 ACCESS_LOG = "client_agent.access"
-_DESCRIPTION = """Predictions from a federation's model with this site's offset.
+_DESCRIPTION = """Predictions from what works best at this site: a federation's model, the site's own, or both.
 
 If the agent runs with a predict token, send it as `Authorization: Bearer TOKEN`. Errors are
 `application/problem+json` with a stable `code`."""
+_OFFSETS = {"own": (True,), "none": (False,), "both": (True, False)}  # whether each part of the answer applies it
 _TAGS = [
     {"name": "predictions", "description": "Classify images."},
     {"name": "agent", "description": "What the agent serves, and its status."},
@@ -84,6 +86,13 @@ def create_app(
             Literal["own", "none", "both"],
             Query(description="Apply this site's offset (own), do not apply it (none), or answer with both."),
         ] = "own",
+        prior: Annotated[
+            Literal["site", "none"] | None,
+            Query(
+                description="Assume this site's class frequencies (site) or the federation's (none); "
+                "unset: as the agent was started."
+            ),
+        ] = None,
     ) -> Response:
         """Classify 1 … 32 images: raw PNG or JPEG, multipart `images`, or JSON with base64."""
         started = time.perf_counter()
@@ -105,7 +114,8 @@ def create_app(
                 files = await read_images(kind, request.headers, pieces, options)
             prepare = partial(prepare_images, files, plan.image, options)
             try:
-                job = predictions.submit(prepare, with_offset=offset != "none", without_offset=offset != "own")
+                views = [View(use_offset, prior) for use_offset in _OFFSETS[offset]]
+                job = predictions.submit(prepare, *views)
             except QueueFull as error:  # it filled up while the body arrived
                 metrics.refused.inc()
                 raise _queue_full() from error

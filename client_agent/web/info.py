@@ -7,7 +7,9 @@ from client_agent.coordinator.client import Coordinator
 from client_agent.serving.gate import ModelGate
 from client_agent.settings import Identity
 from client_agent.state.folder import StateFolder
+from client_agent.state.records import describe_findings
 from client_agent.status import AgentStatus
+from client_agent.web.responses import describe_model
 from shared import __version__
 from shared.learning.runtime import Runtime
 
@@ -45,9 +47,9 @@ def describe_agent(
             "received": 0 if coordinator is None else coordinator.bytes_received,
         },
         "method": identity.plan.method.name,
-        "serving": None
-        if model is None
-        else {"round": model.key.number, "digest": model.key.digest, "offset_digest": model.offset_digest},
+        "serving": None if model is None else describe_model(model).model_dump(exclude={"federation"}),
+        "held_out": None if report.holdout is None else report.holdout.model_dump(),
+        **describe_findings(None if model is None else state.models.report(model.key, model.record)),
         "pinned": state.models.pinned(),
         "kept_models": state.models.numbers(),
         "history": [line.row() for line in state.models.history()],

@@ -3,8 +3,9 @@
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from client_agent.serving.model import ServingModel
+from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.serving.queue import PredictionResult
+from client_agent.settings import PriorKind
 from shared import __version__
 
 
@@ -44,13 +45,30 @@ class Prediction(BaseModel):
     top_k: list[ScoredClass]
 
 
+class MemberInfo(BaseModel):
+    """A base model's part in the answers."""
+
+    base: str = Field(description="global, personal, offset, adapted or alone.")
+    weight: float
+
+
 class ModelInfo(BaseModel):
-    """The model and offset that produced an answer."""
+    """What produced an answer."""
 
     federation: str
     round: int
     digest: str
-    offset_digest: str | None
+    offset_digest: str | None = Field(description="Null if no offset was applied.")
+    candidate: str = Field(description="What the gate chose for this site, such as offset+prior, blend or alone.")
+    candidate_digest: str | None = Field(
+        description="Identifies the candidate with its weights and temperature; null for a model of an older agent."
+    )
+    members: list[MemberInfo] = Field(description="The models whose probabilities were averaged.")
+    prior: PriorKind | None = Field(
+        description="Whose class frequencies the probabilities assume: this site's, the federation's (none) or the "
+        "deployment's. Null if the counts that a prior needs are unknown."
+    )
+    temperature: float = Field(description="By which the probabilities were calibrated; 1 leaves them as they were.")
 
 
 class PredictAnswer(BaseModel):
@@ -59,7 +77,17 @@ class PredictAnswer(BaseModel):
     model_config = ConfigDict(
         json_schema_extra={
             "example": {
-                "model": {"federation": "lung-nodules", "round": 12, "digest": "9f2c…", "offset_digest": "51ab…"},
+                "model": {
+                    "federation": "lung-nodules",
+                    "round": 12,
+                    "digest": "9f2c…",
+                    "offset_digest": "51ab…",
+                    "candidate": "offset+prior & alone",
+                    "candidate_digest": "c04e…",
+                    "members": [{"base": "offset", "weight": 0.5}, {"base": "alone", "weight": 0.5}],
+                    "prior": "site",
+                    "temperature": 1.31,
+                },
                 "predictions": [
                     {
                         "index": 0,
@@ -80,20 +108,30 @@ class PredictAnswer(BaseModel):
 
 
 def predict_answer(result: PredictionResult, top_k: int, request_id: str) -> PredictAnswer:
-    """Return each image's most probable classes; if both kinds were requested, `without_offset` has the second."""
+    """Return each image's most probable classes; a second view without the offset becomes `without_offset`."""
     model = result.model
-    own = None if result.with_offset is None else _rank(model, result.with_offset, top_k)
-    without = None if result.without_offset is None else _rank(model, result.without_offset, top_k)
-    about = ModelInfo(
+    (view, first), *others = result.probabilities.items()
+    described = PredictAnswer(
+        model=describe_model(model, view), predictions=_rank(model, first, top_k), request_id=request_id
+    )
+    for _, probabilities in others:
+        described.without_offset = _rank(model, probabilities, top_k)
+    return described
+
+
+def describe_model(model: ServingModel, view: View = AS_SERVED) -> ModelInfo:
+    """Return what answers in this view."""
+    return ModelInfo(
         federation=model.federation,
         round=model.key.number,
         digest=model.key.digest,
-        offset_digest=None if own is None else model.offset_digest,
+        offset_digest=model.offset_digest if view.use_offset else None,
+        candidate=model.candidate.name,
+        candidate_digest=model.record or None,
+        members=[MemberInfo(base=member.base, weight=weight) for member, weight in model.members(view)],
+        prior=model.applied_prior(view),
+        temperature=model.temperature,
     )
-    described = PredictAnswer(model=about, predictions=own or without or [], request_id=request_id)
-    if own and without:
-        described.without_offset = without
-    return described
 
 
 def _rank(model: ServingModel, probabilities: Tensor, top_k: int) -> list[Prediction]:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
+from client_agent.serving.candidates import Base
 from client_agent.serving.model import ServingModel, build
 from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
@@ -71,11 +72,11 @@ def measure(backbone: str, calls: int) -> PredictSpeed:
     """Time `calls` alternating calls of each kind, then as many again in bursts."""
     limit_threads(_OPTIONS.threads)
     plan, image = _plan(backbone), _image()
-    model = _model(plan)
+    network = _model(plan).predictors[Base.OFFSET]
 
     def bare() -> None:
         images = to_tensor(decode(image, PREDICT_FORMATS), plan.image)[None]
-        model.with_offset(images).softmax(dim=1).topk(3)
+        network(images).softmax(dim=1).topk(3)
 
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()

@@ -91,7 +91,7 @@ def served(simulation: Simulation, alone: AloneSimulation) -> Served:
         labels = outputs[Base.GLOBAL][1]
         scores = {Member(base).name: values for base, values in logits.items()}
         if shift is not None:
-            scores |= {Member(base, True).name: logits[base] + shift for base in Base if base is not Base.ALONE}
+            scores |= {Member(base, True).name: logits[base] + shift for base in logits if base is not Base.ALONE}
         scores["served"] = cross_fit(logits, labels, shift)
         for name, values in scores.items():
             counts[name] = counts.get(name, Counts()) + Counts.of(values, labels)

@@ -1,11 +1,12 @@
 """Adaptation: a client's predicting model, fine-tuned on the client's own images."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from shared.learning.methods.base import ClientHalf, RoundTask, TrainingContext
+from shared.learning.methods.base import BatchProgress, ClientHalf, RoundTask, TrainingContext
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, Step, make_sgd, mean_loss
 from shared.learning.runtime import Runtime
@@ -21,23 +22,32 @@ def adapt(
     *,
     epochs: int,
     head_only: bool = False,
+    on_epoch: Callable[[int, Tensors], None] | None = None,
 ) -> Tensors | None:
-    """Return the weights of the predicting model after more epochs here; None if it is not a single network.
+    """Return the weights of the predicting model after more epochs here; None if the method's cannot be adapted.
 
     The offset stays as it is. The loss is adjusted by the client's prior, so that the logits still assume the
-    federation's class frequencies, as those of the global model do.
+    federation's class frequencies, as those of the global model do. `on_epoch` gets the weights after each epoch with
+    its number, from 1: what there is to use if the last one is interrupted.
     """
     predictor = half.predictor(task, private, context.runtime)
-    if not isinstance(predictor, ModulePredictor):
+    if not half.can_adapt or not isinstance(predictor, ModulePredictor):
         return None
-    net = predictor.net.train()
-    head = getattr(net, "logits", None)
-    trained = head if head_only and isinstance(head, nn.Module) else net
-    trained.requires_grad_(True)
+    net = predictor.net
+    trained = net.get_submodule("logits") if head_only else net  # below the head, BatchNorm keeps its statistics
+    trained.train().requires_grad_(True)
     plan = half.plan.model_copy(update={"training": half.plan.training.model_copy(update={"epochs": epochs})})
     stepper = ModelStepper(net, plan, context.runtime, make_sgd(trained, plan.training), clipped=trained.parameters())
     step = _step(net, predictor.extras, stepper, context.runtime, site_prior_shift(plan, task, context.data))
-    LocalTraining(plan, task, context).run(net, step)
+
+    def follow(progress: BatchProgress) -> None:
+        if context.on_batch is not None:
+            context.on_batch(progress)
+        done, rest = divmod(progress.batch * epochs, progress.batches)
+        if on_epoch is not None and not rest:
+            on_epoch(done, detached_state(net))
+
+    LocalTraining(plan, task, replace(context, on_batch=follow)).run(net, step)
     return detached_state(net)
 
 

@@ -57,7 +57,7 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
     state = enroll(api, plan, "north", data, tmp_path, api.url)
     counts = open_data(str(data), plan).report.class_counts
     peer = Peer(api.join(plan, "peer", counts), plan, data)
-    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+    with AgentThread(state, serve=SERVE, alone=False, adapt="off") as agent, App(agent, data) as app:
         peer.take_part(1)
         agent.wait_for_line("received model 1")
         assert app.served_round() == 1
@@ -72,7 +72,7 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
         assert (bad["model"], bad["served"]) == (2, False)
         assert bad["with_offset"] < good["with_offset"] - 0.1
         assert bad["reason"] == (
-            f"it scores {bad['with_offset']:.1%}, model 1 scores {good['with_offset']:.1%}; "
+            f"it scores {bad['validation']:.1%}, model 1 scores {good['validation']:.1%}; "
             "--max-accuracy-drop allows a drop of 10.0%"
         )
         command(state, monkeypatch, "pin", "2")
@@ -82,9 +82,41 @@ def test_a_much_worse_model_is_not_served_unless_it_is_pinned(
         app.wait_until_served(0)
         command(state, monkeypatch, "unpin")
         app.wait_until_served(1)
-    with AgentThread(state, serve=SERVE) as agent, App(agent, data) as app:
+    with AgentThread(state, serve=SERVE, alone=False, adapt="off") as agent, App(agent, data) as app:
         agent.wait_for_line("The federation has finished")
         assert app.served_round() == 1  # the decision survives a restart
+
+
+def test_a_site_that_the_federation_hurts_serves_its_own_model_and_says_so(
+    api: SocketApi, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other site inverts its last layer in both rounds."""
+    plan = digits_plan("hurt", rounds=2, clients=2, epochs=5)
+    api.create(plan)
+    state = enroll(api, plan, "north", data, tmp_path, api.url)
+    counts = open_data(str(data), plan).report.class_counts
+    peer = Peer(api.join(plan, "peer", counts), plan, data)
+    with AgentThread(state, serve=SERVE, adapt="off") as agent, App(agent, data) as app:
+        peer.take_part(1, factor=-3.0)
+        peer.take_part(2, factor=-3.0)
+        agent.wait_for_line("The federation has finished")
+        agent.wait_for_line("This site does better alone; its own model is served")
+        for file in sorted(data.rglob("*.png"))[::10]:
+            answer = app.predict(file.read_bytes())
+            assert answer["predictions"][0]["label"] == file.parent.name
+        about = answer["model"]
+        assert (about["candidate"], about["offset_digest"], about["prior"]) == ("alone", None, "site")
+        assert about["members"] == [{"base": "alone", "weight": 1.0}]
+        info = app.info()
+        assert info["serving"]["candidate"] == "alone"
+        assert info["verdict"]["outcome"] == "better-alone"
+        assert info["scores"]["served"] == info["scores"]["alone"]
+        assert info["scores"]["federation"]["accuracy"] < info["scores"]["alone"]["accuracy"] - 0.3
+    capsys.readouterr()
+    command(state, monkeypatch, "status")
+    printed = capsys.readouterr().out
+    assert "When started, it will serve model 2 as alone" in printed
+    assert "This site does better alone; its own model is served" in printed
 
 
 def test_a_round_that_cannot_be_trained_is_waited_out(

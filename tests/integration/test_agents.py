@@ -15,7 +15,8 @@ from support.simulating import run_all
 from client_agent.data.dataset import open_data
 from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
 from client_agent.serving.export import build_standalone, export_program
-from client_agent.serving.model import build
+from client_agent.serving.model import load_served
+from client_agent.settings import SITE_PRIOR
 from client_agent.state.folder import StateFolder
 from lab.simulation.simulation import SimulatedClient, Simulation
 from shared.contract.plan import FederationPlan, ImagePlan
@@ -62,7 +63,7 @@ def test_three_agents_train_digits_and_then_answer_with_their_offsets(
         )
         for name, classes in SITES.items()
     }
-    options = ("--local-baseline", "--max-accuracy-drop", "1")
+    options = ("--local-baseline", "--max-accuracy-drop", "1")  # the former name of --alone
     agents = {name: AgentProcess(state, *options) for name, state in states.items()}
     try:
         for agent in agents.values():
@@ -82,7 +83,8 @@ def test_three_agents_train_digits_and_then_answer_with_their_offsets(
         assert changed / total > 0.05  # the offset matters
         last = info["history"][-1]
         assert last["model"] == 4
-        assert all(last[key] is not None for key in ("with_offset", "without_offset", "local"))
+        assert all(last[key] is not None for key in ("with_offset", "without_offset", "local", "candidate", "test"))
+        assert info["scores"]["alone_steps"] == info["scores"]["alone_steps_due"]  # owed steps were caught up
         assert {final_model(state) for state in states.values()} == {simulated_model(plan, states)}
         assert [agent.stop() for agent in agents.values()] == [0, 0, 0]
     finally:
@@ -118,13 +120,14 @@ def check_offline_use(state: StateFolder, tmp_path: Path) -> None:
             app.wait_until_served(4)
     finally:
         agent.stop()
-    identity, bundle = state.identity(), state.models.load_number(4)
-    export_program(identity, bundle, tmp_path / "model.pt2")
+    identity = state.identity()
+    bundle, model = load_served(state, identity, Runtime(), SITE_PRIOR)
+    assert bundle.number == 4
+    export_program(identity, bundle, model, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     images = torch.rand(5, 1, 16, 16)
-    model = build(identity.plan, identity.name, bundle, Runtime())
-    assert torch.allclose(program(images), model.with_offset((images - 0.5) / 0.5), atol=1e-5)
-    assert torch.equal(program(images), build_standalone(identity, bundle)(images))
+    assert torch.allclose(program(images).softmax(dim=1), model.predict((images - 0.5) / 0.5), atol=1e-5)
+    assert torch.equal(program(images), build_standalone(identity, model)(images))
 
 
 @pytest.mark.parametrize("where", ["before-request", "half-request", "before-response"])

@@ -11,7 +11,7 @@ from support.simulating import run_all
 from support.tensors import assert_same_tensors
 from support.tiny import METHOD_CASES, NORMED, digits, method_plan, sites
 
-from client_agent.serving.model import build
+from client_agent.serving.model import View, build
 from client_agent.state.folder import PendingUpload, StateFolder
 from client_agent.state.kept_models import Bundle
 from lab.simulation.simulation import SimulatedClient, Simulation
@@ -90,8 +90,8 @@ def test_two_rounds_with_restarts_equal_the_simulation_to_the_bit(name: str, sql
         assert_same_tensors(bundle.private, _as_stored(client.private))
         expected = simulation.client.predictor(simulation.task(client), client.private, Runtime())(images)
         served = build(plan, client.record.id, bundle, Runtime())
-        assert torch.equal(served.with_offset(images), expected)
-        assert bool(served.without_offset(images).isfinite().all())
+        assert torch.equal(served.predict(images), expected.softmax(dim=1))
+        assert bool(served.predict(images, View(use_offset=False)).isfinite().all())
 
 
 def _as_stored(tensors: Tensors) -> Tensors:

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -15,8 +16,8 @@ from fastapi.testclient import TestClient
 from support.agent_service import PLAN, Service, bundle, image
 from support.api import problem_of
 
-from client_agent.model_key import ModelKey
-from client_agent.serving.model import ServingModel, build
+from client_agent.serving.candidates import Base
+from client_agent.serving.model import AS_SERVED, View, build
 from client_agent.settings import ServeOptions
 from client_agent.web import serve
 from shared.learning.runtime import Runtime
@@ -34,7 +35,7 @@ def expected(number: int = 3, seed: int = 0, use_offset: bool = True) -> list[fl
 
     model = build(PLAN, "site", bundle(number), Runtime())
     tensor = to_tensor(decode(image(seed), PREDICT_FORMATS), PLAN.image)[None]
-    return (model.with_offset if use_offset else model.without_offset)(tensor).softmax(1)[0].tolist()
+    return model.predict(tensor, View(use_offset))[0].tolist()
 
 
 def test_a_raw_png_is_answered_with_the_contracts_fields(service: Service) -> None:
@@ -42,7 +43,8 @@ def test_a_raw_png_is_answered_with_the_contracts_fields(service: Service) -> No
     assert answer.status_code == 200
     body = answer.json()
     assert set(body) == {"model", "predictions", "request_id"}
-    assert set(body["model"]) == {"federation", "round", "digest", "offset_digest"}
+    about = {"candidate", "candidate_digest", "members", "prior", "temperature"}
+    assert set(body["model"]) == {"federation", "round", "digest", "offset_digest", *about}
     assert (body["model"]["federation"], body["model"]["round"]) == ("pets", 3)
     assert body["model"]["digest"] == bundle().digest
     (one,) = body["predictions"]
@@ -160,7 +162,7 @@ def test_a_misspelled_parameter_is_refused_and_the_right_one_named(service: Serv
     answer = service.predict(image(), params={"topk": 3, "top_k": 2})
     assert problem_of(answer) == (422, "invalid-parameters")
     assert answer.json()["detail"] == "topk: unknown parameter; did you mean top_k?"
-    assert service.predict(image(), params={"colour": 1}).json()["detail"].endswith("this call takes top_k, offset")
+    assert service.predict(image(), params={"colour": 1}).json()["detail"].endswith("takes top_k, offset, prior")
 
 
 def test_the_root_describes_the_service_and_links_to_the_calls(service: Service) -> None:
@@ -207,19 +209,16 @@ def test_a_full_queue_is_reported_at_once() -> None:
     def slow(images: torch.Tensor) -> torch.Tensor:
         entered.set()
         release.wait(30)
-        return model.with_offset(images)
+        return model.predictors[Base.OFFSET](images)
 
-    one.queue.model = ServingModel(slow, slow, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
+    one.queue.model = replace(model, predictors={Base.OFFSET: slow, Base.GLOBAL: slow})
     first = one.queue.submit(lambda: torch.zeros(1, 1, 16, 16))
     assert entered.wait(30)
-    second = one.queue.submit(lambda: torch.zeros(3, 1, 16, 16), without_offset=True)
+    second = one.queue.submit(lambda: torch.zeros(3, 1, 16, 16), AS_SERVED, View(use_offset=False))
     answer = one.predict(image())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     release.set()
-    shapes = [
-        part.shape
-        for part in (first.result(30).with_offset, second.result(30).with_offset, second.result(30).without_offset)
-    ]
+    shapes = [part.shape for job in (first, second) for part in job.result(30).probabilities.values()]
     assert shapes == [(1, 4), (3, 4), (3, 4)]
     assert one.queue.submit(lambda: torch.zeros(1, 1, 16, 16)).result(30).model is one.queue.model
     one.queue.stop()
@@ -230,7 +229,8 @@ def test_an_error_in_the_network_fails_the_request_but_not_the_service(service: 
         raise RuntimeError("out of memory")
 
     good = service.queue.model
-    service.queue.model = ServingModel(broken, broken, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
+    assert good is not None
+    service.queue.model = replace(good, predictors={Base.OFFSET: broken})
     unraised = TestClient(service.app, "http://127.0.0.1", raise_server_exceptions=False)
     assert unraised.post("/predict", content=image(), headers={"content-type": "image/png"}).status_code == 500
     service.queue.model = good

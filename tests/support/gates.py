@@ -79,10 +79,11 @@ class Interrupting:
 
     def __init__(self, event: Callable[[], None], samples: int) -> None:
         self._event, self.samples, self.unreadable = event, samples, ["image"] * (samples - 1)
+        self.labels = torch.zeros(samples, dtype=torch.int64)
 
-    def batches(self, *_: object, **__: object) -> Iterator[tuple[Tensor, Tensor]]:
+    def in_order(self, _size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         self._event()
-        yield torch.zeros(1, 1, 16, 16), torch.zeros(1, dtype=torch.int64)
+        yield torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 16, 16), self.labels[:1]
 
 
 def site_data(event: Callable[[], None], samples: int = 1) -> SiteData:

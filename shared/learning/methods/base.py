@@ -19,7 +19,7 @@ Halves hold no state: they take state and return new state, so a round repeated 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from shared.contract.class_totals import class_totals_fact
 from shared.contract.frozen import Frozen
@@ -219,6 +219,9 @@ class Predictor(Protocol):
 
 class ClientHalf(ABC):
     """The agent's half of a method."""
+
+    is_personal: ClassVar[bool] = False  # whether it predicts with a model of the client's own, not with everyone's
+    can_adapt: ClassVar[bool] = True  # whether its predictor is one network that more cross-entropy steps may improve
 
     def __init__(self, plan: FederationPlan) -> None:
         self.plan = plan

@@ -176,6 +176,8 @@ class FedAwSServer(ServerHalf):
 class FedAwSClient(ClientHalf):
     """Trains the features and its own rows; predicts among all rows it receives."""
 
+    can_adapt = False  # its own loss spreads rows apart, which cross-entropy steps would undo
+
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         self.options = options_of(plan, FedAwSOptions)

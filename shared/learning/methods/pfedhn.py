@@ -111,6 +111,9 @@ def _names(roster: Sequence[ClientRecord], *others: ClientRecord) -> list[str]:
 class PFedHNClient(ClientHalf):
     """Trains the model it receives and uploads the change."""
 
+    is_personal = True
+    can_adapt = False  # it is trained on the client's images already
+
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         self.options = options_of(plan, HypernetworkOptions)

@@ -82,6 +82,9 @@ class PersonalSGD(torch.optim.Optimizer):
 class PFedMeClient(ClientHalf):
     """Trains θ_i and w_i from w and keeps both; predicts with the one the plan names."""
 
+    is_personal = True
+    can_adapt = False  # it is trained on the client's images already
+
     def __init__(self, plan: FederationPlan) -> None:
         super().__init__(plan)
         self.options = options_of(plan, PFedMeOptions)

@@ -36,6 +36,16 @@ def make_sgd(net: nn.Module, training: TrainingPlan) -> torch.optim.SGD:
     )
 
 
+def count_steps(net: nn.Module, training: TrainingPlan, images: int) -> int:
+    """Return how many steps a round's epochs take; BatchNorm cannot normalize a last batch of one image."""
+    whole, rest = divmod(images, training.batch_size)
+    return (whole + (rest >= _shortest_batch(net))) * training.epochs
+
+
+def _shortest_batch(net: nn.Module) -> int:
+    return 2 if batchnorms(net) else 1
+
+
 class ModelStepper:
     """Takes the model's optimization steps, with loss scaling and clipping if enabled; plain SGD by default."""
 
@@ -118,13 +128,9 @@ class LocalTraining:
         one image, a last batch of one image is skipped. Raise TrainingInterrupted between batches if asked to stop.
         """
         context, training, device = self.context, self.plan.training, self.context.runtime.device
-        shortest = 2 if batchnorms(net) else 1
+        shortest = _shortest_batch(net)
         self._check_sizes(shortest)
-        if steps is None:
-            samples, size = context.data.samples, training.batch_size
-            wanted = (samples // size + (samples % size >= shortest)) * training.epochs
-        else:
-            wanted = steps
+        wanted = count_steps(net, training, context.data.samples) if steps is None else steps
         totals, started = _Totals(device), time.perf_counter()
         random = RandomStream(self.plan.seed, "training", self.task.client_id, self.task.round, device=device)
         with closing(self._batches(training.epochs if steps is None else None, reshuffle)) as batches:

@@ -10,7 +10,7 @@ from client_agent.status import Activity, AgentStatus, Phase, StatusSnapshot, Tr
 
 @pytest.mark.parametrize("phase", Phase)
 def test_shutdown_waits_only_for_training(phase: Phase) -> None:
-    assert Activity(phase).is_interruptible == (phase in (Phase.TRAINING, Phase.TRAINING_BASELINE))
+    assert Activity(phase).is_interruptible == (phase in (Phase.TRAINING, Phase.TRAINING_ALONE, Phase.ADAPTING))
 
 
 def test_every_phase_has_a_distinct_description() -> None:

@@ -15,7 +15,7 @@ from client_agent.settings import Identity
 from client_agent.state.decisions import GateDecision
 from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
-from client_agent.status import AgentStatus, TroubleKind
+from client_agent.status import AgentStatus, HoldoutSizes, TroubleKind
 from shared.contract.measurements import Evaluation
 from shared.contract.plan import validate_plan
 from shared.http.client_connection import Connection
@@ -78,12 +78,12 @@ def test_a_running_agent_is_shown_with_the_model_it_serves_and_since_when(state:
     with state.locked():
         running = AgentStatus(state.save_status)
         running.serve(served.key)
-        running.note_data(held_out_images=120)
+        running.note_data(HoldoutSizes(validation=60, test=60, is_split=True))
         about = status(state)
         assert (about["running"], about["serving"], about["held_out_images"]) == (True, 4, 120)
         assert about["serving_since"] == pytest.approx((state.path / "condition.json").stat().st_mtime, abs=60)
         assert "The agent is running.\nServing model 4 since 20" in text(state)
-        assert "Held-out images: 120\n" in text(state)
+        assert "Held-out images: 120 (60 choose what is served, 60 test it)\n" in text(state)
 
 
 def test_an_agent_that_was_killed_is_not_running(state: StateFolder) -> None:

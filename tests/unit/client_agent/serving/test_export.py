@@ -54,7 +54,8 @@ def state(tmp_path: Path, bundle: Bundle) -> StateFolder:
 def test_the_description_is_enough_to_use_the_program(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:
     """With only the file, a program gets the same logits as the agent."""
     target = tmp_path / "model.pt2"
-    export_program(state.identity(), bundle, target)
+    model = build(PLAN, "north", bundle, Runtime())
+    export_program(state.identity(), bundle, model, target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     extra = {ABOUT: ""}
     program = torch.export.load(target, extra_files=extra).module()
@@ -62,7 +63,6 @@ def test_the_description_is_enough_to_use_the_program(state: StateFolder, bundle
     assert about["classes"] == ["cat", "dog"]
     assert about["normalization"] == {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "inside_program": True}
     assert (about["federation"], about["site"], about["round"]) == ("pets", "north", 3)
-    model = build(PLAN, "north", bundle, Runtime())
     assert about["offset"] == {"digest": model.offset_digest, "alpha": 0.25, "inside_program": True}
     photo = tmp_path / "photo.png"
     Image.effect_noise((33, 50), 80).convert("RGBA").save(photo)
@@ -70,12 +70,12 @@ def test_the_description_is_enough_to_use_the_program(state: StateFolder, bundle
     assert rule["interpolation"] == "bilinear"
     picture = transforms.functional.pil_to_tensor(Image.open(photo).convert(about["input"]["mode"]))
     pixels = transforms.functional.resize(picture.float() / 255, rule["size"], antialias=rule["antialias"])
-    expected = model.with_offset(to_tensor(decode(photo, PREDICT_FORMATS), PLAN.image)[None])
-    torch.testing.assert_close(program(pixels[None]), expected)
+    expected = model.predict(to_tensor(decode(photo, PREDICT_FORMATS), PLAN.image)[None])
+    torch.testing.assert_close(program(pixels[None]).softmax(dim=1), expected)
 
 
 def test_the_description_can_be_read_without_torch(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:
-    export_program(state.identity(), bundle, tmp_path / "model.pt2")
+    export_program(state.identity(), bundle, build(PLAN, "north", bundle, Runtime()), tmp_path / "model.pt2")
     with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(f"extra/{ABOUT}")]
         assert json.loads(archive.read(name))["classes"] == ["cat", "dog"]

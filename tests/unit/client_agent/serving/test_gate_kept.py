@@ -11,6 +11,7 @@ from client_agent.errors import StateError, UnusableModel
 from client_agent.serving.gate import ModelGate
 from client_agent.serving.model import load_served
 from client_agent.serving.queue import PredictionQueue
+from client_agent.settings import SITE_PRIOR
 from client_agent.state.decisions import GateDecision
 from client_agent.state.folder import StateFolder
 from client_agent.status import AgentStatus
@@ -58,7 +59,7 @@ def test_damaged_approved_models_are_not_reported_as_rejected(gate: ModelGate, s
     bring(gate, state, 0)
     (state.models.all()[0].folder / "model.safetensors").unlink()
     with pytest.raises(StateError, match="None of the 1 approved models kept here can be read"):
-        load_served(state, state.identity(), Runtime())
+        load_served(state, state.identity(), Runtime(), SITE_PRIOR)
 
 
 def test_the_same_weights_under_a_new_number_are_a_new_model(gate: ModelGate, state: StateFolder) -> None:

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from client_agent.model_key import ModelKey
-from client_agent.serving.model import ServingModel
+from client_agent.serving.candidates import Base, Member, single
+from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.serving.queue import PredictionQueue, QueueFull
+
+WITHOUT_OFFSET = View(use_offset=False)
 
 
 class Net:
@@ -36,7 +39,9 @@ def net() -> Net:
 @pytest.fixture
 def predictions(net: Net) -> Iterator[PredictionQueue]:
     one = PredictionQueue(max_waiting=5, max_batch=4, threads=1)
-    one.model = ServingModel(net, lambda images: -net(images), "pets", ModelKey(1, "d", ""), "o", ("cat", "dog"))
+    predictors = {Base.OFFSET: net, Base.GLOBAL: lambda images: -net(images)}
+    candidate = single(Member(Base.OFFSET))
+    one.model = ServingModel(predictors, candidate, "pets", ModelKey(1, "d", ""), ("cat", "dog"), offset_digest="o")
     yield one
     net.go_on.set()
     one.stop()
@@ -64,23 +69,20 @@ def test_waiting_requests_are_batched_and_each_gets_its_own_answer(net: Net, pre
     ]
     decoded.wait(30)  # then the ones before it are decoded too: one thread decodes in order
     net.go_on.set()
-    results = [answer.result(30).with_offset for answer in (first, *rest)]
+    results = [answer.result(30).probabilities[AS_SERVED] for answer in (first, *rest)]
     assert net.batches[:2] == [1, 4]  # at most one batch
     expected = [(0.0,), (1.0, 2.0), (3.0,), (4.0,), (5.0,)]
     for result, values in zip(results, expected, strict=True):
-        assert result is not None
         logits = torch.tensor([[value, -value] for value in values])
         assert torch.allclose(result, logits.softmax(dim=1))
 
 
 def test_both_answers_of_a_request_come_from_one_model(net: Net, predictions: PredictionQueue) -> None:
-    answer = predictions.submit(lambda: images(1.0), without_offset=True).result(30)
-    assert answer.with_offset is not None
-    assert answer.without_offset is not None
-    assert torch.allclose(answer.with_offset.flip(1), answer.without_offset)
+    answer = predictions.submit(lambda: images(1.0), AS_SERVED, WITHOUT_OFFSET).result(30)
+    assert torch.allclose(answer.probabilities[AS_SERVED].flip(1), answer.probabilities[WITHOUT_OFFSET])
     assert answer.model.key.number == 1
-    alone = predictions.submit(lambda: images(1.0), with_offset=False, without_offset=True).result(30)
-    assert alone.with_offset is None
+    alone = predictions.submit(lambda: images(1.0), WITHOUT_OFFSET).result(30)
+    assert list(alone.probabilities) == [WITHOUT_OFFSET]
     assert net.batches == [1, 1, 1]
 
 
@@ -90,7 +92,7 @@ def test_an_undecodable_image_fails_only_its_own_request(predictions: Prediction
 
     with pytest.raises(ValueError, match="no image"):
         predictions.submit(broken).result(30)
-    assert predictions.submit(lambda: images(1.0)).result(30).with_offset is not None
+    assert predictions.submit(lambda: images(1.0)).result(30).probabilities
 
 
 def test_requests_that_are_not_decoded_yet_count_as_waiting(net: Net, predictions: PredictionQueue) -> None:
@@ -101,7 +103,7 @@ def test_requests_that_are_not_decoded_yet_count_as_waiting(net: Net, prediction
     net.go_on.set()
     for answer in answers:
         answer.result(30)
-    assert predictions.submit(lambda: images(1.0)).result(30).with_offset is not None
+    assert predictions.submit(lambda: images(1.0)).result(30).probabilities
 
 
 def test_a_caller_that_disconnects_does_not_affect_the_others(net: Net, predictions: PredictionQueue) -> None:
@@ -111,7 +113,7 @@ def test_a_caller_that_disconnects_does_not_affect_the_others(net: Net, predicti
     assert not gone.cancel()
     stays = predictions.submit(lambda: images(2.0))
     net.go_on.set()
-    assert stays.result(30).with_offset is not None
+    assert stays.result(30).probabilities
 
 
 def test_requests_without_a_model_fail(predictions: PredictionQueue) -> None:

@@ -35,7 +35,17 @@ def test_info_reports_what_each_model_scored(tmp_path: Path) -> None:
         coordinator = Coordinator(http, threading.Event())
         info = describe_agent(state, identity, runtime, gate, status, coordinator)
     assert info["history"] == [
-        {"model": 1, "with_offset": 0.91, "without_offset": 0.8, "local": 0.85, "served": True, "reason": ""}
+        {
+            "model": 1,
+            "with_offset": 0.91,
+            "without_offset": 0.8,
+            "local": 0.85,
+            "candidate": "",
+            "validation": None,
+            "test": None,
+            "served": True,
+            "reason": "",
+        }
     ]
     assert info["serving"] is None
     assert (info["agent"]["name"], info["agent"]["trouble"]) == ("north", "")

@@ -99,7 +99,7 @@ def test_federation_learns_the_digits(preset: str, aggregation: str, dh: float, 
     simulation = Simulation(plan_with(rounds=5, preset=preset, offset_aggregation=aggregation), clients)
     outcomes = run_all(simulation)
     first, last = outcomes[0], outcomes[-1]
-    assert (len(outcomes), last.facts) == (5, {"offset_aggregation": in_force})
+    assert (len(outcomes), last.facts["offset_aggregation"]) == (5, in_force)
     assert pooled_accuracy(simulation) > 5 * CHANCE
     evaluations = evaluate_clients(simulation)
     for client in clients:

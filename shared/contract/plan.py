@@ -37,7 +37,12 @@ from shared.contract.suggestions import did_you_mean
 BUILT_IN_BACKBONES = {"lenet": 14, "alexnet": 63, "resnet18": 1, "resnet50": 1, "cnn": 16}
 MAX_IMAGE_VALUES = 16 * 1024 * 1024
 # Settings that agents of an older protocol version do not know, with the table they are in.
-_SETTINGS_SINCE = ((1, "rounds", "absent_after_s"), (2, "method", "offset_dropout"), (2, "method", "offset_loss"))
+_SETTINGS_SINCE = (
+    (1, "rounds", "absent_after_s"),
+    (2, "method", "offset_dropout"),
+    (2, "method", "offset_loss"),
+    (2, "model", "initialization"),
+)
 MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute; one lost report must not count as absence
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]

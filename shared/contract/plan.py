@@ -39,9 +39,9 @@ MAX_IMAGE_VALUES = 16 * 1024 * 1024
 # Settings that agents of an older protocol version do not know, with the table they are in.
 _SETTINGS_SINCE = (
     (1, "rounds", "absent_after_s"),
+    (2, "model", "initialization"),
     (2, "method", "offset_dropout"),
     (2, "method", "offset_loss"),
-    (2, "model", "initialization"),
 )
 MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute; one lost report must not count as absence
 

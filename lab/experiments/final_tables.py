@@ -13,6 +13,7 @@ from lab.experiments.rows import ReportRow
 from lab.experiments.tables import markdown
 
 _CANDIDATES = ("global+prior", "offset+prior", "adapted", "adapted+prior", "alone", "served")
+_BASES = (Base.GLOBAL, Base.OFFSET, Base.ADAPTED, Base.ALONE)
 _FOREIGN = {"foreign": "", "foreign_without_offset": ", without offset"}
 _LATE = 0.8
 
@@ -32,10 +33,10 @@ def served_table(experiment: Experiment, results: Sequence[Result]) -> str:
             for choice in choices:
                 for member, weight in choice["weights"].items():
                     weights[member.removesuffix("+prior")] += weight
-            row += [f"{weights[base] / len(choices):.0%}" for base in Base]
+            row += [f"{weights[base] / len(choices):.0%}" for base in _BASES]
             often = Counter(choice["candidate"] for choice in choices).most_common()
             rows.append([*row, ", ".join(f"{name} {count}" for name, count in often)])
-    header = ["data", "clients", "DH", "method", *_CANDIDATES, *(f"weight of {base}" for base in Base), "chosen"]
+    header = ["data", "clients", "DH", "method", *_CANDIDATES, *(f"weight of {base}" for base in _BASES), "chosen"]
     note = (
         "Accuracy, mean over seeds. *served*: every test image is predicted by a candidate that was chosen without it. "
         "*chosen*: how often each candidate is the choice of a client with all of its test images, over all seeds; "

@@ -32,7 +32,10 @@ class TestFederations:
         view = FederationView.model_validate_json(succeed("federation", "show", "pets", "--json"))
         assert (view.state, view.clients, view.plan) == ("running", 2, parse_plan(PETS_PLAN))
         assert view.waiting_for is not None
+        assert view.round is not None
+        assert view.round.facts["class_totals"] == "6,0"
         shown = succeed("federation", "show", "pets")
+        assert "class_totals" not in shown, "a thousand numbers are for programs"
         connecting = "waiting for 2 of 2 clients to connect: north, south; deadline in 7 days"
         assert shown.startswith(f"pets: running, 0 of 2 rounds, 2 clients, DH 50%\n  {connecting}\n")
         assert re.search(r"│ north +│ active +│ 3 +│", shown)

@@ -17,7 +17,7 @@ from shared.contract.method_options import (
     PFedHNPCOptions,
     PFedMeOptions,
 )
-from shared.contract.plan import FederationPlan, parse_plan, validate_plan
+from shared.contract.plan import FederationPlan, parse_plan, settings_to_hide, validate_plan
 
 
 def as_toml(value: Any, path: str = "") -> str:
@@ -163,3 +163,30 @@ class TestForms:
         with pytest.raises(ValidationError, match="frozen"):
             setattr(getattr(plan, table) if table else plan, field, 1)
         assert plan == parse_plan(MINIMAL)
+
+
+class TestClassCounts:
+    def test_may_be_withheld_by_default(self) -> None:
+        assert parse_plan(MINIMAL).counts_needed_by is None
+
+    @pytest.mark.parametrize(
+        ("settings", "setting"),
+        [
+            ({"averaging": "samples"}, "averaging = 'samples'"),
+            ({"method": {"name": "fedaws", "client_loss": "hinge"}}, "method.client_loss = 'hinge'"),
+            ({"method": {"name": "fedaws", "client_loss": "cross-entropy"}}, None),
+        ],
+    )
+    def test_are_needed_by_some_settings(self, settings: dict[str, Any], setting: str | None) -> None:
+        assert validate_plan(plan_data(**settings)).counts_needed_by == setting
+
+
+class TestOlderAgents:
+    def test_are_not_shown_settings_they_do_not_know(self) -> None:
+        plan = validate_plan(plan_data(method={"name": "distrans", "offset_dropout": 0.0, "offset_loss": "prior"}))
+        assert settings_to_hide(plan, 2) == {}
+        assert settings_to_hide(plan, 1)["method"] == {"offset_dropout"}, "offset_loss makes a difference"
+        assert settings_to_hide(plan, 0)["rounds"] == {"absent_after_s"}
+
+    def test_may_train_by_methods_without_those_settings(self) -> None:
+        assert "method" not in settings_to_hide(validate_plan(plan_data(method={"name": "fedavg"})), 1)

@@ -48,10 +48,25 @@ class TestFacts:
 
     @pytest.mark.parametrize("holders", range(2, 11))
     def test_every_threshold_is_strict(self, holders: int) -> None:
-        roster = [record(str(number), int(number < holders)) for number in range(10)]
+        roster = [record(str(number), int(number < holders), 1) for number in range(10)]
         for threshold, expected in ((10 - holders, "none"), (10 - holders + 1, "network")):
-            plan = plan_with(offset_aggregation="auto", dh_threshold=threshold / 10)
+            plan = plan_with(offset_aggregation="auto", dh_threshold=threshold / 20)
             assert server_half(plan).facts(roster)["offset_aggregation"] == expected
+
+    @pytest.mark.parametrize(
+        ("counts", "expected"),
+        [
+            ([(5, 3), (4, 5), (0, 0)], "network"),  # DH 0 without the last one, 1/3 with it
+            ([(5, 0), (0, 5), (0, 0)], "none"),
+            ([(0, 0)], "none"),
+        ],
+    )
+    def test_auto_ignores_clients_that_withhold_their_class_counts(
+        self, counts: list[tuple[int, ...]], expected: str
+    ) -> None:
+        roster = [record(str(number), *row) for number, row in enumerate(counts)]
+        half = server_half(plan_with(offset_aggregation="auto", dh_threshold=0.1))
+        assert half.facts(roster)["offset_aggregation"] == expected
 
     @pytest.mark.parametrize("aggregation", ["none", "mean", "network"])
     def test_explicit_aggregation_does_not_depend_on_dh(self, aggregation: str) -> None:

@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from support.agent_service import PLAN, Service, bundle, image
+from support.agent_service import PLAN, Service, bundle, image, serving
 from support.api import problem_of
 
 from client_agent.serving.candidates import Base
@@ -211,7 +210,7 @@ def test_a_full_queue_is_reported_at_once() -> None:
         release.wait(30)
         return model.predictors[Base.OFFSET](images)
 
-    one.queue.model = replace(model, predictors={Base.OFFSET: slow, Base.GLOBAL: slow})
+    one.queue.model = serving(slow)
     first = one.queue.submit(lambda: torch.zeros(1, 1, 16, 16))
     assert entered.wait(30)
     second = one.queue.submit(lambda: torch.zeros(3, 1, 16, 16), AS_SERVED, View(use_offset=False))
@@ -229,8 +228,7 @@ def test_an_error_in_the_network_fails_the_request_but_not_the_service(service: 
         raise RuntimeError("out of memory")
 
     good = service.queue.model
-    assert good is not None
-    service.queue.model = replace(good, predictors={Base.OFFSET: broken})
+    service.queue.model = serving(broken)
     unraised = TestClient(service.app, "http://127.0.0.1", raise_server_exceptions=False)
     assert unraised.post("/predict", content=image(), headers={"content-type": "image/png"}).status_code == 500
     service.queue.model = good

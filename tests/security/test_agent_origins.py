@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.agent_service import PLAN
+from support.agent_service import serving
 from support.api import problem_of
 from support.web_agents import WebAgent, last_answer, web_agent
-
-from client_agent.model_key import ModelKey
-from client_agent.serving.model import ServingModel
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +106,7 @@ def test_an_unexpected_error_is_a_problem_with_the_same_headers(caplog: pytest.L
         raise RuntimeError("out of memory")
 
     with web_agent() as one:
-        one.queue.model = ServingModel(broken, broken, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
+        one.queue.model = serving(broken)
         answer = one.ask("/predict")
     assert problem_of(answer) == (500, "internal-error")
     assert answer.json()["request_id"] == answer.headers["x-request-id"]

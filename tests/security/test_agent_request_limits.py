@@ -14,13 +14,10 @@ import pytest
 import torch
 import trustme
 from PIL import Image
-from support.agent_service import PLAN, image
+from support.agent_service import PLAN, image, serving
 from support.api import problem_of
 from support.tls import write_certificate
 from support.web_agents import MIB, WebAgent, last_answer, web_agent
-
-from client_agent.model_key import ModelKey
-from client_agent.serving.model import ServingModel
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +95,7 @@ class TestBodies:
             return torch.zeros(len(images), len(PLAN.classes))
 
         with web_agent(queue=1) as one:
-            one.queue.model = ServingModel(slow, slow, "pets", ModelKey(1, "d", ""), None, PLAN.classes)
+            one.queue.model = serving(slow)
             first = one.queue.submit(lambda: torch.zeros(1, 1, 16, 16))
             assert entered.wait(60)
             status, answer = last_answer(one.raw(*one.head("image/png", MIB, "Expect: 100-continue")))

@@ -179,7 +179,7 @@ def test_the_served_model_is_kept_even_if_a_damaged_one_would_be_preferred(
     def arrive(bundle: Bundle, *, served: bool) -> None:
         state.models.save(bundle, keep=9)
         about = {"model": bundle.number, "digest": bundle.digest, "fingerprint": bundle.fingerprint}
-        state.models.add_decision(decided.model_copy(update=about | {"served": served}))
+        state.models.add_decision(decided.model_copy(update=about | {"served": served, "record": ""}))
 
     arrive(replace(newest, number=7, digest="7" * 64), served=True)
     arrive(replace(newest, number=8, digest="8" * 64), served=True)

@@ -1,20 +1,22 @@
 """The agent's web service with a small model, inside the test process."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from client_agent.serving.model import build
+from client_agent.serving.candidates import Base
+from client_agent.serving.model import ServingModel, build
 from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
 from client_agent.state.kept_models import Bundle
 from client_agent.web.app import create_app
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods import server_half
-from shared.learning.methods.base import ClientRecord, RoundContext
+from shared.learning.methods.base import ClientRecord, Predictor, RoundContext
 from shared.learning.runtime import Runtime
 from shared.tensors.wire import digest, encode
 
@@ -44,6 +46,12 @@ def image(seed: int = 0, kind: str = "PNG", size: tuple[int, int] = (20, 20)) ->
     pixels = np.random.default_rng(seed).integers(0, 255, size, dtype=np.uint8)
     Image.fromarray(pixels).save(buffer, kind)
     return buffer.getvalue()
+
+
+def serving(predictor: Predictor) -> ServingModel:
+    """Return a served model that answers with this predictor, with or without the offset."""
+    predictors = dict.fromkeys((Base.OFFSET, Base.GLOBAL), predictor)
+    return replace(build(PLAN, "site", bundle(), Runtime()), predictors=predictors)
 
 
 class Service:

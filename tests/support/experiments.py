@@ -47,7 +47,7 @@ foreign_classes = true
 compare = "DisTrans"
 figure = ["dots", "offsets", "foreign-offsets"]
 [plan]
-model = { activation = "relu" }
+model = { activation = "relu", initialization = "torch" }
 training = { lr = 0.1 }
 [[data]]
 name = "digits"

@@ -84,7 +84,6 @@ def plot_classes(report: "SiteReport | None", target: Path, title: str) -> None:
         figure.savefig(target, dpi=150)
     except (OSError, ValueError) as error:  # ValueError: an unknown suffix
         raise DistransError(f"{target} cannot be written: {error}.", next_step="Use a path ending in .png.") from error
-    out.print(f"Wrote {target}.", highlight=False)
 
 
 def _draw_confusion(axes: "Axes", report: "SiteReport", labels: list[str]) -> None:
@@ -105,12 +104,11 @@ def _draw_confusion(axes: "Axes", report: "SiteReport", labels: list[str]) -> No
 
 def _draw_rates(axes: "Axes", report: "SiteReport") -> None:
     places = range(len(report.classes))
-    for name, marker in (("sensitivity", "o"), ("specificity", "s"), ("auc", "^")):
-        values = [getattr(one, name) for one in report.classes]
+    for name, marker in (("sensitivity", "o"), ("specificity", "s"), ("AUC", "^")):
+        values = [getattr(one, name.lower()) for one in report.classes]
         shown = [(value, place) for value, place in zip(values, places, strict=True) if value is not None]
         axes.plot([x for x, _ in shown], [y for _, y in shown], marker, fillstyle="none", color="black", label=name)
     axes.set_yticks(list(places), [one.label for one in report.classes])
-    axes.invert_yaxis()
-    axes.set(xlim=(-0.02, 1.02), title="rates")
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(report.classes) - 0.5, -0.5), title="rates")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False)

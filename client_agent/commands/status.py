@@ -66,6 +66,8 @@ def status(
             print_classes(findings)
     if plot is not None:
         plot_classes(findings, plot, f"{identity.name}: model {about['serving']} as {about['candidate']}")
+        if not as_json:
+            out.print(f"Wrote {plot}.", highlight=False)
 
 
 def _ending(identity: "Identity", report: "StatusSnapshot") -> dict[str, Any]:

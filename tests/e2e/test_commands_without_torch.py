@@ -14,12 +14,25 @@ from client_agent.settings import Identity
 from client_agent.state.decisions import GateDecision
 from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
+from client_agent.state.records import CandidateRecord, ClassScores, Score, SiteReport
+from client_agent.status import HoldoutSizes
 from server.service.measurements import evaluations
 from server.store.database import Database
 from server.store.schema import upgrade
 from shared.contract.measurements import Evaluation, PairedCounts
 from shared.http.client_connection import Connection
+from shared.learning.verdict import reach_verdict, wilson
 
+SCORE = Score(correct=3, samples=4, accuracy=0.75, interval=wilson(3, 4))
+REPORT = SiteReport(
+    holdout=HoldoutSizes(validation=4, test=4, is_split=False),
+    losses={},
+    served=SCORE,
+    federation=SCORE,
+    alone=SCORE,
+    verdict=reach_verdict(PairedCounts(samples=4, both=3, only_served=0, only_alone=0, neither=1), "alone"),
+    classes=[ClassScores(label="cat", images=4, sensitivity=0.75, specificity=None, auc=None)],
+)
 # Runs the program once per list of arguments in one process; prints each outcome as a line of JSON.
 _PROGRAM = """
 import contextlib, importlib, io, json, sys
@@ -107,9 +120,14 @@ def test_agent_commands_that_only_read_do_not_load_torch(tmp_path: Path) -> None
             model=3, digest=bundle.digest, fingerprint=bundle.fingerprint, with_offset=scores, without_offset=None
         )
     )
-    commands = ("--help", "--version", "run --help", "status", "status --json", "unpin")
+    record = CandidateRecord(name="alone", members=(), report=REPORT)
+    name = state.models.save_record(bundle.key, record, {})
+    state.models.add_decision(state.models.history()[-1].model_copy(update={"record": name, "candidate": "alone"}))
+    commands = ("--help", "--version", "run --help", "status", "status --json", "status --classes", "unpin")
     printed = without_torch("client_agent", tmp_path, *commands)
     assert "north" in printed["status"]
+    assert "This site does better alone; its own model is served" in printed["status"]
+    assert "sensitivity" in printed["status --classes"]
     assert json.loads(printed["status --json"])["history"][0]["with_offset"] == pytest.approx(0.75)
 
 

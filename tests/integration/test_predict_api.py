@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -15,8 +16,8 @@ from fastapi.testclient import TestClient
 from support.agent_service import PLAN, Service, bundle, image, serving
 from support.api import problem_of
 
-from client_agent.serving.candidates import Base
-from client_agent.serving.model import AS_SERVED, View, build
+from client_agent.serving.candidates import Base, Member, single
+from client_agent.serving.model import AS_SERVED, Recipe, View, build
 from client_agent.settings import ServeOptions
 from client_agent.web import serve
 from shared.learning.runtime import Runtime
@@ -196,6 +197,39 @@ def test_the_offset_can_be_disabled_only_if_the_agent_allows_it(service: Service
     assert both["without_offset"] == bare["predictions"]
     assert both["predictions"] == service.predict(image(), params={"top_k": 4}).json()["predictions"]
     one.queue.stop()
+
+
+def probabilities(answer: Any) -> list[float]:
+    by_class = {entry["class_id"]: entry["probability"] for entry in answer["predictions"][0]["top_k"]}
+    return [by_class[place] for place in range(len(PLAN.classes))]
+
+
+def test_the_prior_can_be_chosen_and_the_answer_says_which(service: Service) -> None:
+    """The site has cats only; the federation has all four classes alike."""
+    counted = replace(bundle(), facts=bundle().facts | {"class_totals": "50,50,50,50"})
+    recipe = Recipe(single(Member(Base.OFFSET, uses_prior=True)), 2.0, (96, 0, 0, 0), record="r" * 64)
+    service.queue.model = build(PLAN, "site", counted, Runtime(), recipe)
+    site, same, none = (
+        service.predict(image(), params={"top_k": 4, **chosen}).json()
+        for chosen in ({}, {"prior": "site"}, {"prior": "none"})
+    )
+    assert site["model"]["candidate"] == "offset+prior"
+    assert site["model"]["candidate_digest"] == "r" * 64
+    assert site["model"]["members"] == [{"base": "offset", "weight": 1.0}]
+    assert (site["model"]["prior"], none["model"]["prior"]) == ("site", "none")
+    assert site["model"]["temperature"] == 2.0
+    assert same["predictions"] == site["predictions"]
+    plain, shift = expected(), [0.97, 0.01, 0.01, 0.01]  # with one imaginary image per class
+    calibrated = [[one**0.5 for one in found] for found in (plain, [a * b for a, b in zip(plain, shift, strict=True)])]
+    for answer, found in zip((none, site), calibrated, strict=True):
+        assert probabilities(answer) == pytest.approx([one / sum(found) for one in found], abs=1e-5)
+    assert service.predict(image(), params={"prior": "deployment"}).status_code == 422
+
+
+def test_without_class_counts_no_prior_is_applied(service: Service) -> None:
+    answer = service.predict(image(), params={"prior": "site", "top_k": 4}).json()
+    assert answer["model"]["prior"] is None
+    assert probabilities(answer) == pytest.approx(expected(), abs=1e-6)
 
 
 def test_a_full_queue_is_reported_at_once() -> None:

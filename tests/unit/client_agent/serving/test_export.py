@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from torchvision.transforms import v2 as transforms
 
 from client_agent import __main__ as command_line
 from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
-from client_agent.serving.export import ABOUT, export_program
-from client_agent.serving.model import build
+from client_agent.serving.baseline import LocalBaseline
+from client_agent.serving.candidates import Base, Candidate, Member, single
+from client_agent.serving.export import ABOUT, export_program, export_safetensors
+from client_agent.serving.model import Recipe, build
 from client_agent.settings import Identity
 from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
@@ -21,6 +24,7 @@ from shared.contract.plan import validate_plan
 from shared.http.client_connection import Connection
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
+from shared.learning.preprocessing import normalize
 from shared.learning.runtime import Runtime
 
 PLAN = validate_plan(
@@ -72,6 +76,49 @@ def test_the_description_is_enough_to_use_the_program(state: StateFolder, bundle
     pixels = transforms.functional.resize(picture.float() / 255, rule["size"], antialias=rule["antialias"])
     expected = model.predict(to_tensor(decode(photo, PREDICT_FORMATS), PLAN.image)[None])
     torch.testing.assert_close(program(pixels[None]).softmax(dim=1), expected)
+
+
+def test_a_blend_is_one_program_with_everything_inside(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:
+    bundle.facts["class_totals"] = "10,90"
+    weights = {"alone": LocalBaseline(PLAN, "north").start(), "adapted": bundle.shared}
+    parts = ((Member(Base.ADAPTED, True), 0.5), (Member(Base.GLOBAL, True), 0.2), (Member(Base.ALONE), 0.3))
+    recipe = Recipe(Candidate("blend", parts), 1.7, (30, 10), weights, "r" * 64)
+    model = build(PLAN, "north", bundle, Runtime(), recipe)
+    target = tmp_path / "blend.pt2"
+    export_program(state.identity(), bundle, model, target)
+    extra = {ABOUT: ""}
+    program = torch.export.load(target, extra_files=extra).module()
+    pixels = torch.rand(7, *PLAN.image.shape)
+    expected = model.predict(normalize(pixels, PLAN.image.mean, PLAN.image.std))
+    torch.testing.assert_close(program(pixels).softmax(dim=1), expected)
+    assert json.loads(extra[ABOUT])["candidate"] == {
+        "name": "blend",
+        "digest": "r" * 64,
+        "members": [
+            {"base": "adapted", "weight": 0.5},
+            {"base": "global", "weight": 0.2},
+            {"base": "alone", "weight": 0.3},
+        ],
+        "prior": "site",
+        "only_own_classes": False,
+        "temperature": 1.7,
+        "inside_program": True,
+    }
+    assert json.loads(extra[ABOUT])["offset"]["digest"] == model.offset_digest
+    export_safetensors(state.identity(), bundle, model, tmp_path / "blend.safetensors")
+    with safe_open(tmp_path / "blend.safetensors", "pt") as file:
+        kinds = {name.partition(".")[0] for name in file.keys()}  # noqa: SIM118 - not a dict
+        assert json.loads(file.metadata()["candidate"])["temperature"] == 1.7
+    assert kinds == {"model", "adapted", "alone", "offset"}
+
+
+def test_the_sites_own_model_is_exported_without_an_offset(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:
+    recipe = Recipe(single(Member(Base.ALONE)), weights={"alone": LocalBaseline(PLAN, "north").start()})
+    model = build(PLAN, "north", bundle, Runtime(), recipe)
+    export_program(state.identity(), bundle, model, tmp_path / "alone.pt2")
+    extra = {ABOUT: ""}
+    torch.export.load(tmp_path / "alone.pt2", extra_files=extra)
+    assert json.loads(extra[ABOUT])["offset"] is None
 
 
 def test_the_description_can_be_read_without_torch(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def percent(value: float | None) -> str:
 
 
 def classes_cell(site: SiteFolder) -> str:
-    """Return a site's classes, shortened to fit a table."""
+    """Return a site's classes, shortened to fit a table; `1269` if they are digits or letters."""
+    if all(len(name) == 1 for name in site.classes) and len(site.classes) <= _CLASSES_WIDTH:
+        return "".join(site.classes)
     return textwrap.shorten(" ".join(site.classes), _CLASSES_WIDTH, placeholder=" …")
 
 

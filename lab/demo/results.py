@@ -57,11 +57,11 @@ class Findings:
 
     @property
     def candidate(self) -> str:
-        """What is served, such as `adapted+prior`, or `offset & alone +prior` for a mean of two."""
+        """What is served, such as `adapted+prior`, or `offset&adapted +prior` for a mean of two with the prior."""
         members = str((self.info.get("serving") or {}).get("candidate", "–")).split(" & ")
         if len(members) > 1 and all(member.endswith(_PRIOR) for member in members):
-            return " & ".join(member.removesuffix(_PRIOR) for member in members) + f" {_PRIOR}"
-        return " & ".join(members)
+            return "&".join(member.removesuffix(_PRIOR) for member in members) + f" {_PRIOR}"
+        return "&".join(members)
 
 
 def await_findings(
@@ -113,7 +113,9 @@ def results_table(findings: list[Findings], fedavg: dict[str, float | None] | No
     sizes = sorted({one.test_images for one in findings})
     images = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     title = f"Accuracy on each site's {images} test images, after the last round"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for heading in ("site", "classes", "scanner"):
         table.add_column(heading)
     for heading in ("images", "served", "alone", *(["FedAvg"] if fedavg else [])):

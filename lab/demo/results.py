@@ -51,7 +51,7 @@ class Findings:
         if verdict is None:
             return "–"
         outcome = _OUTCOMES.get(str(verdict["outcome"]), str(verdict["outcome"]))
-        if verdict["candidate"] == "alone" or verdict["difference"] is None:
+        if verdict["outcome"] == "better-alone" or verdict["difference"] is None:
             return outcome
         return f"{outcome} {100 * verdict['difference']:+.1f}".replace("-", "−") + " *" * self.is_alone_behind
 

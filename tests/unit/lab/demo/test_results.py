@@ -37,7 +37,7 @@ def findings(only_served: int, only_alone: int, candidate: str = "blend", *, out
         (12, 1, "blend", "pays off +18.3"),
         (2, 1, "blend", "unclear +1.7"),
         (1, 2, "blend", "unclear −1.7"),
-        (0, 12, "blend", "better alone −20.0"),
+        (0, 12, "blend", "better alone"),
         (0, 0, "alone", "better alone"),
     ],
 )

@@ -1,6 +1,7 @@
 """Splits an image set into one folder per site that an agent can use."""
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,12 @@ from PIL import Image
 
 from client_agent.data.sources import open_source
 from client_agent.data.splits import Example, Item
+from lab.datasets.clients import Shift
 from lab.datasets.image_set import Indices
+from lab.datasets.scanners import PLAIN, Scanner
 from lab.datasets.splitters import classes_per_client, paper_shares
 from shared.contract.errors import SplitError
+from shared.contract.seeds import derive_seed
 from shared.learning.heterogeneity import count_classes, distributional_heterogeneity
 
 _CLASS_NUMBERS = tuple(map(str, range(10_000)))  # class names for arrays with numeric labels
@@ -26,6 +30,7 @@ class SiteFolder:
     path: Path
     classes: tuple[str, ...]
     images: int
+    scanner: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class SiteShare:
     classes: tuple[str, ...]
     train: list[Example]
     test: list[Example]
+    scanner: Scanner = PLAIN
 
     def write(self, target: Path) -> SiteFolder:
         """Write `target/NAME/train/CLASS/…` and `target/NAME/test/CLASS/…`; leave nothing behind on failure.
@@ -54,14 +60,21 @@ class SiteShare:
             raise SplitError(
                 f"Cannot write {folder}: {error}.", next_step=f"Empty {target}, then run the command again."
             ) from error
-        return SiteFolder(self.name, folder, self.classes, len(self.train))
+        return SiteFolder(self.name, folder, self.classes, len(self.train), self.scanner.name)
 
     def _fill(self, folder: Path) -> None:
         for part, examples in (("train", self.train), ("test", self.test)):
             for label in {example.label for example in examples}:
                 (folder / part / label).mkdir(parents=True)
             for number, example in enumerate(examples):
-                _write(example.item, folder / part / example.label, number)
+                self._write(example.item, folder / part / example.label, number)
+
+    def _write(self, item: Item, folder: Path, number: int) -> None:
+        if isinstance(item, Path) and not self.scanner.changes_images:
+            shutil.copyfile(item, folder / f"{number}-{item.name}")
+        else:
+            name = f"{number}-{item.stem}.png" if isinstance(item, Path) else f"{number:05}.png"
+            Image.fromarray(self.scanner.scan(item)).save(folder / name)
 
 
 @dataclass(frozen=True)
@@ -73,10 +86,11 @@ class Division:
     dh: float
 
 
-def plan_split(data: str, clients: int, dh: float, seed: int) -> Division:
+def plan_split(data: str, clients: int, dh: float, seed: int, *, images: int = 0, shift: Shift = "none") -> Division:
     """Split any agent data source with the paper's splitter; a SplitError says what would fit.
 
-    Checks that every image can be written: files are readable, pixels are gray or color.
+    With `images`, a site trains on that many of its images at most, and holds out all others. Checks
+    that every image can be written: files are readable, pixels are gray or color.
     """
     source = open_source(data, seed, _CLASS_NUMBERS)
     classes = tuple(sorted({example.label for example in source.train}))
@@ -89,10 +103,11 @@ def plan_split(data: str, clients: int, dh: float, seed: int) -> Division:
     test_parts = shares.split([positions[example.label] for example in test], seed, held_out=True)
     sites, counts = [], np.zeros((clients, len(classes)), dtype=np.int64)
     for number, name in enumerate(shares.sites):
-        own = _pick(source.train, train_parts[number])
+        own, rest = _keep(_pick(source.train, train_parts[number]), images, seed, name)
         counts[number] = count_classes([positions[example.label] for example in own], len(classes))
         held = tuple(label for label, count in zip(classes, counts[number], strict=True) if count)
-        sites.append(SiteShare(name, held, own, _pick(test, test_parts[number])))
+        held_out = _pick(test, test_parts[number]) + rest
+        sites.append(SiteShare(name, held, own, held_out, Scanner(shift, number)))
     return Division(sites, classes, distributional_heterogeneity(counts))
 
 
@@ -117,13 +132,23 @@ def _check_items(data: str, items: Iterable[Item]) -> None:
             raise SplitError(f"The images have {item.shape[0]} channels; image files need 1 or 3.")
 
 
+def _keep(examples: list[Example], wanted: int, seed: int, site: str) -> tuple[list[Example], list[Example]]:
+    """Divide a site's examples into as many as wanted, of each class in proportion but at least one, and the rest."""
+    if not wanted or wanted >= len(examples):
+        return examples, []
+    by_class: defaultdict[str, list[int]] = defaultdict(list)
+    for place in np.random.default_rng(derive_seed(seed, "few images", site)).permutation(len(examples)):
+        by_class[examples[place].label].append(int(place))
+    if wanted < len(by_class):
+        raise SplitError(
+            f"{site} has {len(by_class)} classes and cannot train on {wanted} images.",
+            next_step=f"Use --images {len(by_class)} or more, or 0 for all.",
+        )
+    # The first image of every class, then always one of the class that has had the smallest share of its images.
+    ranks = {place: turn / len(places) for places in by_class.values() for turn, place in enumerate(places)}
+    order = sorted(ranks, key=lambda place: (ranks[place], place))
+    return _pick(examples, np.sort(order[:wanted])), _pick(examples, np.sort(order[wanted:]))
+
+
 def _pick(examples: list[Example], indices: Indices) -> list[Example]:
     return [examples[index] for index in indices]
-
-
-def _write(item: Item, folder: Path, number: int) -> None:
-    if isinstance(item, Path):
-        shutil.copyfile(item, folder / f"{number}-{item.name}")
-    else:
-        pixels = (item * 255).round().byte().permute(1, 2, 0).squeeze(2).numpy()
-        Image.fromarray(pixels).save(folder / f"{number:05}.png")

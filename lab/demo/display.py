@@ -1,8 +1,9 @@
-"""What a demo shows: live rounds, the final table, one call of `/predict`."""
+"""What a demo shows while it runs: a live table, or one line per round; and one call of `/predict`."""
 
 import shlex
 import textwrap
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lab.demo.processes import Processes
 from shared.contract.errors import DistransError
 from shared.contract.plan import FederationPlan
 
-_REFRESH_S = 0.5
+REFRESH_S = 0.5
 _CLASSES_WIDTH = 14
 
 
@@ -35,6 +36,17 @@ class RunningSite:
             return dict(http.get(f"{self.url}/info").json())
         except httpx.HTTPError:
             return {}
+
+
+@contextmanager
+def stage(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner whose details the block can update; without a terminal, print one line."""
+    if console.is_terminal:
+        with console.status(text) as status:
+            yield lambda detail: status.update(f"{text}: {detail}")
+    else:
+        console.print(f"{text} …", highlight=False)
+        yield lambda _detail: None
 
 
 def watch(
@@ -62,7 +74,7 @@ def watch(
                 raise DistransError(f"The federation is {view['state']}: {view['reason']}")
             if live is not None:
                 live.update(_live_table(view, reports, [(site, site.info(http)) for site in running]))
-            processes.pause(_REFRESH_S)
+            processes.pause(REFRESH_S)
 
 
 def _get(admin: httpx.Client, path: str) -> Any:
@@ -101,15 +113,21 @@ def _live_table(
         history = info.get("history") or [{}]
         table.add_row(
             site.folder.name,
-            textwrap.shorten(" ".join(site.folder.classes), _CLASSES_WIDTH, placeholder=" …"),
-            info.get("agent", {}).get("doing", "…").replace("training this site's own model", "own model"),
+            classes_cell(site.folder),
+            _doing(info),
             f"{report['loss']:.3f}" if report else "–",
-            _percent(history[-1].get("with_offset")),
+            percent(history[-1].get("test")),
             f"{_images_per_second(report):.0f}" if report else "–",
             f"{sum(info.get('bytes', {}).values()) / 1e6:.1f} MB",
         )
-    table.caption = "loss: last local training; accuracy: latest model on held-out images"
+    table.caption = "loss: last local training; accuracy: what the site serves, on test images"
     return table
+
+
+def _doing(info: dict[str, Any]) -> str:
+    """Return what an agent is doing, in at most 20 characters."""
+    doing = str(info.get("agent", {}).get("doing", "…"))
+    return doing.replace("training this site's own model", "own model").replace(" on this site's images", "")
 
 
 def _headline(view: dict[str, Any]) -> str:
@@ -122,30 +140,16 @@ def _headline(view: dict[str, Any]) -> str:
     )
 
 
-def show_results(
-    console: Console,
-    plan: FederationPlan,
-    sites: list[SiteFolder],
-    scores: dict[str, dict[str, Any]],
-    fedavg: dict[str, float | None] | None,
-) -> None:
-    """Print the final table; without a FedAvg column if the federation ran FedAvg."""
-    headings = {"with_offset": "global + own offset", "without_offset": "global, no offset", "local": "site alone"}
-    if plan.method.name != "distrans":
-        headings = {"with_offset": plan.method.name, "local": "site alone"}
-    table = Table(title="Accuracy on each site's held-out images, after the last round")
-    for heading in ("site", "classes"):
-        table.add_column(heading)
-    for heading in ("images", *headings.values(), *(["FedAvg"] if fedavg else [])):
-        table.add_column(heading, justify="right")
-    for site in sites:
-        values = [scores[site.name][name] for name in headings] + ([fedavg[site.name]] if fedavg else [])
-        table.add_row(site.name, " ".join(site.classes), str(site.images), *map(_percent, values))
-    console.print(table)
-
-
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """Format a share as a percentage, or as a dash for None."""
     return "–" if value is None else f"{value:.1%}"
+
+
+def classes_cell(site: SiteFolder) -> str:
+    """Return a site's classes, shortened to fit a table; `1269` if they are digits or letters."""
+    if all(len(name) == 1 for name in site.classes) and len(site.classes) <= _CLASSES_WIDTH:
+        return "".join(site.classes)
+    return textwrap.shorten(" ".join(site.classes), _CLASSES_WIDTH, placeholder=" …")
 
 
 def short(path: Path) -> Path:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.datasets.clients import Shift
 from shared.contract.errors import DistransError
 from shared.contract.plan import FederationPlan, parse_plan
 
@@ -18,6 +19,8 @@ class DemoOptions:
     clients: int
     rounds: int
     dh: float
+    shift: Shift
+    images: int
     method: str
     backbone: str
     data: str
@@ -51,7 +54,6 @@ activation = "relu"
 name = "{options.method}"
 
 [training]
-lr = 0.05
 batch_size = 16
 
 [rounds]

@@ -3,43 +3,42 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 from rich.console import Console
 
 from client_agent.coordinator.enrollment import join_federation
-from client_agent.data.dataset import SiteData, open_data
-from client_agent.serving.evaluation import measure
 from client_agent.state.folder import StateFolder
 from lab.datasets.site_folders import Division, SiteFolder, plan_split
-from lab.demo.display import RunningSite, short, show_predict, show_results, watch
+from lab.demo.display import RunningSite, short, show_predict, stage, watch
+from lab.demo.fedavg import threads, train_fedavg
 from lab.demo.folder import claim
 from lab.demo.plan import DemoOptions, plan_text, read_plan
 from lab.demo.processes import Processes
-from lab.simulation.simulation import SimulatedClient, Simulation
+from lab.demo.results import await_findings, show_results, summary_of
 from shared.contract.errors import DistransError
-from shared.contract.method_options import FedAvgOptions
 from shared.contract.plan import FederationPlan, parse_plan
 from shared.http.client_connection import Connection
 from shared.learning.methods import METHODS
-from shared.learning.methods.base import ClientRecord
+
+_PATIENCE_S = 300.0  # for the sites' own models, at least
 
 
 def run_demo(console: Console, options: DemoOptions) -> None:
     """Split the data, start, train, compare and predict. Invalid options fail before anything is written."""
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # everything is on this machine
-    with _stage(console, f"splitting {options.data}"):
-        division = plan_split(options.data, options.clients, options.dh, options.seed)
+    with stage(console, f"splitting {options.data}"):
+        division = plan_split(
+            options.data, options.clients, options.dh, options.seed, images=options.images, shift=options.shift
+        )
     text, plan = _plan(options, division)
     with claim(options.folder) as folder:
         (folder / "plan.toml").write_text(text, encoding="utf-8")
         sites = []
-        with _stage(console, "writing the sites' images") as add:
+        with stage(console, "writing the sites' images") as add:
             for share in division.sites:
                 add(share.name)
                 sites.append(share.write(folder / "sites"))
@@ -54,7 +53,7 @@ def run_demo(console: Console, options: DemoOptions) -> None:
                 try:
                     _run_federation(console, processes, folder, plan, sites, keep=options.keep)
                 finally:
-                    with _stage(console, "stopping"):
+                    with stage(console, "stopping"):
                         processes.stop()
         except KeyboardInterrupt:
             console.print("Stopped. Nothing is left running.")
@@ -86,44 +85,34 @@ def _plan(options: DemoOptions, division: Division) -> tuple[str, FederationPlan
 def _run_federation(
     console: Console, processes: Processes, folder: Path, plan: FederationPlan, sites: list[SiteFolder], *, keep: bool
 ) -> None:
-    with _stage(console, "starting the coordinator"):
+    with stage(console, "starting the coordinator"):
         url = _start_coordinator(processes, folder)
     console.print(f"coordinator at {url} (API: {url}/docs)", highlight=False)
     token = (folder / "coordinator" / "admin-token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as admin:
         _post(admin, "/v1/federations", plan.model_dump(mode="json"))
-        with _stage(console, "checking images and joining") as add:
+        with stage(console, "checking images and joining") as add:
             for site in sites:
                 add(site.name)
                 invite = _post(admin, f"/v1/federations/{plan.name}/invites")["token"]
                 state = StateFolder(folder / "agents" / site.name)
                 join_federation(state, Connection(server=url), invite, site.name, str(site.path))
-        with _stage(console, "starting the agents, one process each") as add:
+        with stage(console, "starting the agents, one process each") as add:
             running: list[RunningSite] = []
             for site, log in _start_agents(processes, folder, plan, sites):
                 add(f"{len(running)} of {len(sites)} ready")
                 running.append(RunningSite(site, processes.wait_for(log, r"serving /predict on (\S+)")))
         _post(admin, f"/v1/federations/{plan.name}/start")
+        started = time.monotonic()
         last_model = watch(console, processes, admin, plan, running)
-    with _stage(console, "evaluating the last model at the sites"):
-        scores = _final_scores(processes, running, last_model)
-    fedavg = _train_fedavg(console, plan, sites, last_model) if plan.method.name != "fedavg" else None
-    show_results(console, plan, sites, scores, fedavg)
+        fedavg = train_fedavg(console, plan, sites, last_model) if plan.method.name != "fedavg" else None
+        patience_s = max(_PATIENCE_S, 2 * (time.monotonic() - started))  # own models take no more steps than the rounds
+        findings = await_findings(console, processes, running, last_model, patience_s)
+        show_results(console, findings, fedavg, summary_of(admin, plan.name))
     show_predict(console, running[0])
     if keep:
         _keep_running(console, processes, url, running, folder)
-
-
-@contextmanager
-def _stage(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner whose details the block can update; without a terminal, print one line."""
-    if console.is_terminal:
-        with console.status(text) as status:
-            yield lambda detail: status.update(f"{text}: {detail}")
-    else:
-        console.print(f"{text} …", highlight=False)
-        yield lambda _detail: None
 
 
 def _start_coordinator(processes: Processes, folder: Path) -> str:
@@ -139,15 +128,14 @@ def _start_agents(
     started = []
     for site in sites:
         arguments: list[str | Path] = ["run", "--state", folder / "agents" / site.name, "--port", "0"]
-        arguments += ["--local-baseline", "--max-accuracy-drop", "1"]  # serve every round's model
-        arguments += ["--train-threads", str(_threads(plan, len(sites)))]
+        arguments += ["--max-accuracy-drop", "1"]  # serve every round's model
+        arguments += [
+            "--share-verdict",
+            "full",
+        ]  # all sites are the user's, and the summary then knows what each serves
+        arguments += ["--train-threads", str(threads(plan, len(sites)))]
         started.append((site, processes.start(site.name, "client_agent", arguments, OMP_NUM_THREADS="1")))
     return started
-
-
-def _threads(plan: FederationPlan, at_once: int) -> int:
-    """Return the threads per training for this many at once; LeNet is too small to gain from a second one."""
-    return 1 if plan.model.backbone == "lenet" else max(1, (os.cpu_count() or 1) // at_once)
 
 
 def _post(admin: httpx.Client, path: str, body: Any = None) -> Any:
@@ -155,44 +143,6 @@ def _post(admin: httpx.Client, path: str, body: Any = None) -> Any:
     if not response.is_success:
         raise DistransError(f"{path}: {response.json().get('detail', response.text)}")
     return response.json()
-
-
-def _final_scores(processes: Processes, running: list[RunningSite], last_model: int) -> dict[str, dict[str, Any]]:
-    """Wait until each agent has measured the last model, and return the measurements."""
-    scores: dict[str, dict[str, Any]] = {}
-    with httpx.Client(timeout=30) as http:
-        while len(scores) < len(running):
-            for site in running:
-                for row in site.info(http).get("history", []):
-                    if row["model"] == last_model:
-                        scores[site.folder.name] = row
-            processes.pause(0.2)
-    return scores
-
-
-def _train_fedavg(
-    console: Console, plan: FederationPlan, sites: list[SiteFolder], rounds: int
-) -> dict[str, float | None]:
-    """Train FedAvg in memory on the same sites, with the same start and rounds; return the accuracy by site."""
-    fedavg = plan.model_copy(update={"method": FedAvgOptions()})
-    torch.set_num_threads(_threads(plan, 1))
-    data: dict[str, SiteData] = {}
-    clients = []
-    for site in sites:
-        opened = data[site.name] = open_data(str(site.path), plan)
-        record = ClientRecord(site.name, tuple(opened.report.class_counts.values()))
-        clients.append(SimulatedClient(record, opened.train, opened.test))
-    simulation = Simulation(fedavg, clients)
-    with _stage(console, "training FedAvg for comparison") as add:
-        for number in range(1, rounds + 1):
-            add(f"round {number} of {rounds}")
-            simulation.run_round()
-    scores = {}
-    for client in clients:
-        predictor = simulation.client.predictor(simulation.task(client), client.private, simulation.runtime)
-        result = measure(predictor, data[client.record.id], fedavg)
-        scores[client.record.id] = result.accuracy if result else None
-    return scores
 
 
 def _keep_running(console: Console, processes: Processes, url: str, running: list[RunningSite], folder: Path) -> None:

@@ -91,7 +91,7 @@ class TestEveryProgram:
 class TestDemo:
     def test_demo_ends_with_a_table_and_a_prediction(self, tmp_path: Path) -> None:
         """Two sites and two rounds; its child processes are forked, so they need not load torch."""
-        options = ("--rounds", "2", "--clients", "2", "--dh", "1")
+        options = ("--rounds", "2", "--clients", "2", "--dh", "1", "--images", "60")
         with warm_programs() as programs:
             result = run("distrans-lab", "demo", *options, folder=tmp_path, programs=programs)
         assert (result.returncode, result.stderr) == (0, "")
@@ -100,12 +100,12 @@ class TestDemo:
         rounds = re.findall(rf"^round (\d) of 2: {figures}$", result.stdout, re.MULTILINE)
         assert [number for number, _ in rounds] == ["1", "2"]
         assert float(rounds[1][1]) < float(rounds[0][1])
-        sites = table_rows(result.stdout)
-        assert [row[0] for row in sites] == ["site-001", "site-002"]
-        assert sorted(sites[0][1].split() + sites[1][1].split()) == list("0123456789")
-        assert all(int(row[2]) > 0 for row in sites)
-        assert all(re.fullmatch(r"\d+\.\d%", cell) for row in sites for cell in row[3:])
-        assert {len(row) for row in sites} == {7}
+        rows = re.findall(r"^(site-\d+) +(\d+) +(plain|inverted) +60((?: +\d+\.\d%){3})  (.+)$", result.stdout, re.M)
+        assert [(row[0], row[2]) for row in rows] == [("site-001", "plain"), ("site-002", "inverted")]
+        assert sorted(rows[0][1] + rows[1][1]) == list("0123456789")
+        verdict = r"(pays off|unclear|better alone)( [+−]\d+\.\d)? +[a-z]\S+( \+prior)?"
+        assert all(re.fullmatch(verdict, row[4].rstrip()) for row in rows)  # no asterisk: the agents have finished
+        assert re.search(r"^Joining pays off at (none|\d) of 2 sites.*\.$", result.stdout, re.MULTILINE)
         call, text = re.search(r"^\$ (curl .*)\n(\{.*\})$", result.stdout, re.MULTILINE).groups()  # type: ignore[union-attr]
         answer = json.loads(text)
         assert (answer["model"]["federation"], answer["model"]["round"]) == ("demo", 2)
@@ -120,8 +120,10 @@ class TestDemo:
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", int(port)), timeout=5)
 
-    @pytest.mark.parametrize("option", [("--clients", "0"), ("--rounds", "0"), ("--dh", "2"), ("--seed", "-1")])
-    def test_numbers_out_of_range_are_refused(self, option: tuple[str, str]) -> None:
+    @pytest.mark.parametrize(
+        "option", [("--clients", "0"), ("--rounds", "0"), ("--dh", "2"), ("--images", "-1"), ("--shift", "up")]
+    )
+    def test_options_out_of_range_are_refused(self, option: tuple[str, str]) -> None:
         result = CliRunner().invoke(lab, ["demo", *option])
         assert (result.exit_code, result.stdout) == (2, "")
         assert option[0] in result.stderr

@@ -3,12 +3,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
 from client_agent.data.sources import open_source
+from client_agent.data.splits import Example
 from lab.__main__ import app
-from lab.datasets.site_folders import plan_split
+from lab.datasets.site_folders import _keep, plan_split
 from shared.contract.errors import SplitError
 
 
@@ -145,3 +149,82 @@ def test_number_of_sites_that_does_not_fit_is_refused_with_those_that_do() -> No
     assert str(caught.value) == (
         "4 clients with 10 classes cannot have DH 60%. They can have 0%, 50%; 5 or 10 clients can have 60%."
     )
+
+
+class TestFewImages:
+    @given(cats=st.integers(4, 40), dogs=st.integers(4, 40), wanted=st.integers(2, 80), seed=st.integers(0, 5))
+    def test_site_trains_on_a_stratified_part_and_tests_with_the_rest(
+        self, cats: int, dogs: int, wanted: int, seed: int
+    ) -> None:
+        images = [Example(torch.full((1, 1, 1), number / 255), "cat") for number in range(cats)]
+        images += [Example(torch.full((1, 1, 1), number / 255), "dog") for number in range(dogs)]
+        kept, rest = _keep(images, wanted, seed, "site-001")
+        assert len(kept) == min(wanted, cats + dogs)
+        assert sorted(map(id, kept + rest)) == sorted(map(id, images))
+        share = len(kept) / len(images)
+        for label, count in (("cat", cats), ("dog", dogs)):
+            assert max(1, share * count - 1) <= sum(one.label == label for one in kept) <= share * count + 1
+
+    def test_every_site_gets_as_many_as_asked_for(self) -> None:
+        all_of_them = plan_split("sklearn:digits", clients=10, dh=0.6, seed=3)
+        few = plan_split("sklearn:digits", clients=10, dh=0.6, seed=3, images=50)
+        assert few.dh == all_of_them.dh == 0.6
+        for site, whole in zip(few.sites, all_of_them.sites, strict=True):
+            assert (len(site.train), site.classes) == (50, whole.classes)
+            assert len(site.train + site.test) == len(whole.train + whole.test)
+
+    def test_same_seed_keeps_the_same_images(self) -> None:
+        first, second = (plan_split("sklearn:digits", clients=1, dh=1, seed=4, images=30).sites[0] for _ in range(2))
+        assert all(torch.equal(one.item, other.item) for one, other in zip(first.train, second.train, strict=True))
+
+    def test_fewer_images_than_classes_are_refused(self) -> None:
+        with pytest.raises(SplitError) as caught:
+            plan_split("sklearn:digits", clients=10, dh=0.6, seed=0, images=3)
+        assert str(caught.value) == (
+            "site-001 has 4 classes and cannot train on 3 images. Use --images 4 or more, or 0 for all."
+        )
+
+
+class TestShift:
+    def test_every_other_sites_images_are_inverted_on_disk(self, tmp_path: Path) -> None:
+        images = write_images(tmp_path / "images", cat=20, dog=20)
+        division = plan_split(str(images), clients=2, dh=0, seed=0, shift="inverted")
+        plain, inverted = (share.write(tmp_path / "sites") for share in division.sites)
+        assert (plain.scanner, inverted.scanner) == ("plain", "inverted")
+        for site, share in zip((plain, inverted), division.sites, strict=True):
+            for part, examples in (("train", share.train), ("test", share.test)):
+                expected = sorted((e.label, int(pixels_of(Path(str(e.item)))[0, 0])) for e in examples)
+                found = [(file.parent.name, int(pixels_of(file)[0, 0])) for file in (site.path / part).rglob("*.png")]
+                if site is inverted:
+                    found = [(label, 255 - gray) for label, gray in found]
+                assert sorted(found) == expected
+
+    def test_files_of_a_plain_scanner_are_copied_byte_by_byte(self, tmp_path: Path) -> None:
+        images = write_images(tmp_path / "images", cat=8)
+        share = plan_split(str(images), clients=1, dh=1, seed=0, shift="rotated").sites[0]
+        written = {file.read_bytes() for file in share.write(tmp_path / "sites").path.rglob("*.png")}
+        assert written == {file.read_bytes() for file in images.rglob("*.png")}
+
+    def test_broken_image_leaves_nothing_of_the_site(self, tmp_path: Path) -> None:
+        images = write_images(tmp_path / "images", cat=20)
+        division = plan_split(str(images), clients=2, dh=0, seed=0, shift="inverted")
+        Path(str(division.sites[1].test[-1].item)).write_bytes(b"no image")
+        with pytest.raises(SplitError, match="Unsupported image format"):
+            division.sites[1].write(tmp_path / "sites")
+        assert list((tmp_path / "sites").iterdir()) == []
+
+    def test_split_command_names_the_scanners(self, tmp_path: Path) -> None:
+        options = ["--clients", "2", "--dh", "1", "--shift", "inverted", "--images", "20"]
+        target = tmp_path / "s"
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["split", "sklearn:digits", str(target), *options])
+        assert result.exit_code == 0
+        rows = [line.split("│") for line in result.stdout.splitlines() if "site-00" in line]
+        assert [(row[3].strip(), row[4].strip()) for row in rows] == [("20", "plain"), ("20", "inverted")]
+        assert len(list((target / "site-002" / "train").rglob("*.png"))) == 20
+
+    def test_unknown_shift_is_refused_with_the_known_ones(self, tmp_path: Path) -> None:
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(
+            app, ["split", "sklearn:digits", str(tmp_path / "s"), "--shift", "upside-down"]
+        )
+        assert result.exit_code == 2
+        assert "'upside-down' is not one of none, rotated, inverted." in result.stderr

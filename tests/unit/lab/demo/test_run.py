@@ -20,6 +20,8 @@ def options(**changes: Any) -> DemoOptions:
         "clients": 5,
         "rounds": 12,
         "dh": 0.6,
+        "shift": "inverted",
+        "images": 50,
         "method": "distrans",
         "backbone": "lenet",
         "data": "sklearn:digits",
@@ -70,6 +72,12 @@ class TestPlan:
         assert (plan.rounds.count, plan.rounds.min_clients) == (12, 5)
         assert plan.classes == ("cat", "dog")
 
+    def test_generated_plan_trains_as_the_default_preset_does(self) -> None:
+        plan = parse_plan(plan_text(options(), ("cat", "dog")))
+        default = parse_plan('name = "x"\nclasses = ["cat", "dog"]')
+        assert plan.method == default.method
+        assert plan.training == default.training.model_copy(update={"batch_size": plan.training.batch_size})
+
     def test_class_names_with_quotes_survive(self) -> None:
         names = ('5" disk', "back\\slash", "Krähe")
         assert parse_plan(plan_text(options(), names)).classes == names
@@ -87,20 +95,28 @@ class TestPlan:
             read_plan(tmp_path / "other.toml", 5, ("cat",))
 
 
-def test_live_table_fits_a_small_terminal() -> None:
-    site = RunningSite(SiteFolder("site-001", Path("x"), ("bird", "cat", "deer", "dog", "frog"), 10), "http://x")
-    info = {
-        "agent": {"doing": "downloading model 12"},
-        "history": [{"with_offset": 0.9}],
-        "bytes": {"sent": 12e6, "received": 3e6},
-    }
-    round_ = {"number": 12, "updates": 3, "participants": 5}
-    reports = {"site-001": {"loss": 0.25, "samples": 300, "seconds": 0.1}}
-    table = _live_table({"round": round_, "rounds_total": 100}, reports, [(site, info)])
+@pytest.mark.parametrize(
+    ("doing", "shown"),
+    [
+        ("downloading model 12", "downloading model 12"),
+        ("training this site's own model, round 12", "own model, round 12"),
+        ("fine-tuning model 12 on this site's images", "fine-tuning model 12"),
+    ],
+)
+def test_live_table_of_ten_sites_fits_a_small_terminal(doing: str, shown: str) -> None:
+    classes = ("bird", "cat", "deer", "dog", "frog")
+    info = {"agent": {"doing": doing}, "history": [{"test": 1.0}], "bytes": {"sent": 12e6, "received": 3e6}}
+    sites = [
+        (RunningSite(SiteFolder(f"site-{number:03}", Path("x"), classes, 10), "http://x"), info)
+        for number in range(1, 11)
+    ]
+    round_ = {"number": 12, "updates": 3, "participants": 10}
+    reports = {site.folder.name: {"loss": 0.25, "samples": 300, "seconds": 0.1} for site, _ in sites}
+    table = _live_table({"round": round_, "rounds_total": 100}, reports, sites)
     console = Console(width=80, record=True)
     with console.capture() as capture:
         console.print(table)
-    shown = capture.get()
-    assert "round 12 of 100 · 3 of 5 updates received" in shown
-    row = next(line for line in shown.splitlines() if "site-001" in line)
-    assert " ".join(row.split()) == "site-001 bird cat … downloading model 12 0.250 90.0% 3000 15.0 MB"
+    text = capture.get()
+    assert "round 12 of 100 · 3 of 10 updates received" in text
+    rows = [" ".join(line.split()) for line in text.splitlines() if "site-" in line]
+    assert rows == [f"{site.folder.name} bird cat … {shown} 0.250 100.0% 3000 15.0 MB" for site, _ in sites]

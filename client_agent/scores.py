@@ -4,7 +4,7 @@ import logging
 
 from client_agent.context import AgentContext
 from client_agent.coordinator.client import Coordinator
-from client_agent.errors import AgentEnded, RequestRefused
+from client_agent.errors import AgentEnded
 from client_agent.state.decisions import GateDecision
 from client_agent.state.kept_models import Bundle
 from client_agent.state.records import SiteReport, describe_verdict_so_far
@@ -12,7 +12,6 @@ from shared.contract.errors import DistransError
 from shared.contract.measurements import EvaluationReport
 
 logger = logging.getLogger(__name__)
-_INVALID = 422
 
 
 class ScoreReporter:
@@ -20,7 +19,6 @@ class ScoreReporter:
 
     def __init__(self, context: AgentContext) -> None:
         self._state, self._shared = context.state, context.options.share_verdict
-        self._is_understood = True  # whether the coordinator knows verdicts; an older one does not
 
     def report(self, coordinator: Coordinator, bundle: Bundle, decision: GateDecision, *, is_new: bool = True) -> None:
         """Log a decision and send its scores. Raises AgentEnded if the agent's part is over."""
@@ -43,19 +41,9 @@ class ScoreReporter:
     def _send(self, coordinator: Coordinator, number: int, decision: GateDecision, report: SiteReport | None) -> None:
         if decision.with_offset is None:
             return
-        plain = EvaluationReport(**decision.with_offset.model_dump())
-        verdict = None if report is None else report.verdict
+        sent = EvaluationReport(**decision.with_offset.model_dump())
         is_shared = self._shared != "none" and report is not None and not report.is_alone_behind
-        if not is_shared or verdict is None or not self._is_understood:
-            coordinator.report_evaluation(number, plain)
-            return
-        candidate = decision.candidate if self._shared == "full" else None
-        try:
-            full = plain.model_copy(update={"paired": verdict.paired, "candidate": candidate})
-            coordinator.report_evaluation(number, full)
-        except RequestRefused as error:
-            if error.status != _INVALID:
-                raise
-            logger.info("the coordinator does not accept verdicts; it may be an older release")
-            self._is_understood = False
-            coordinator.report_evaluation(number, plain)
+        if report is not None and report.verdict is not None and is_shared:
+            candidate = decision.candidate if self._shared == "full" else None
+            sent = sent.model_copy(update={"paired": report.verdict.paired, "candidate": candidate})
+        coordinator.report_evaluation(number, sent)

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from lab.datasets.clients import IndexedData
 from lab.experiments.cells import Cell, Workspace
 from lab.experiments.experiment import Experiment
-from lab.experiments.intervals import wilson
 from lab.experiments.places import Place, places_of, results_at
 from lab.experiments.plots import save, trained
 from lab.experiments.results import Result
 from lab.experiments.rows import ReportRow, rows_of
 from lab.simulation.simulation import Simulation
 from shared.contract.errors import DistransError
+from shared.learning.verdict import wilson
 
 Picture = np.ndarray[Any, Any]
 _MAX_CLIENTS = 10  # per line of offsets
@@ -203,7 +203,10 @@ def _dot(row: ReportRow, results: Sequence[Result], experiment: Experiment) -> t
     if len(known) > 1:
         return middle, middle - statistics.stdev(known), middle + statistics.stdev(known)
     counts = row.counts(results[0], experiment.accuracy)
-    return (middle, *wilson(counts)) if counts else (middle, middle, middle)
+    if not counts:
+        return middle, middle, middle
+    interval = wilson(counts.correct, counts.samples)
+    return middle, interval.low, interval.high
 
 
 def _mean(row: ReportRow, results: Sequence[Result]) -> float | None:

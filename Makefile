@@ -8,7 +8,7 @@ DIST := dist
 .PHONY: help test test-lowest coverage check check-migrations demo docs build format install audit clean
 
 help:
-	@echo "make demo          run a coordinator and five agents on this machine, up to a prediction"
+	@echo "make demo          run a coordinator and ten agents on this machine, up to a prediction"
 	@echo "make test          run every check and every test"
 	@echo "make check         check formatting, lint, types, imports and migrations"
 	@echo "make docs          build the documentation site in build/docs"

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from support.digit_sites import digits_data, federation_model, make_context, new_state
 
-from client_agent.errors import RequestRefused
 from client_agent.own_training import OwnTraining
 from client_agent.scores import ScoreReporter
 from client_agent.state.decisions import GateDecision
@@ -18,16 +17,13 @@ DATA = digits_data(24, 30)
 
 
 class Coordinator:
-    """Collects reports; an older one refuses those with a verdict."""
+    """Collects reports."""
 
-    def __init__(self, *, is_old: bool = False) -> None:
+    def __init__(self) -> None:
         self.reports: list[EvaluationReport] = []
-        self._is_old = is_old
 
     def report_evaluation(self, number: int, report: EvaluationReport) -> None:
         assert number == 4
-        if self._is_old and report.paired is not None:
-            raise RequestRefused(422, "invalid-input", "paired: unknown field")
         self.reports.append(report)
 
 
@@ -46,10 +42,8 @@ def decided(state: StateFolder) -> tuple[Bundle, GateDecision]:
     return federation_model(4), state.models.history()[-1]
 
 
-def send(state: StateFolder, coordinator: Any, share: str) -> ScoreReporter:
-    reporter = ScoreReporter(make_context(state, share_verdict=share))
-    reporter.report(coordinator, *decided(state))
-    return reporter
+def send(state: StateFolder, coordinator: Any, share: str) -> None:
+    ScoreReporter(make_context(state, share_verdict=share)).report(coordinator, *decided(state))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +61,6 @@ def test_a_site_decides_what_it_shares(state: StateFolder, share: str, fields: s
     assert report.model_dump(exclude={"paired", "candidate"}) == decision.with_offset.model_dump()
 
 
-def test_an_older_coordinator_gets_the_plain_score(state: StateFolder) -> None:
-    coordinator = Coordinator(is_old=True)
-    reporter = send(state, coordinator, "full")
-    reporter.report(coordinator, *decided(state))  # type: ignore[arg-type]
-    assert [report.paired for report in coordinator.reports] == [None, None]
-
-
 def test_a_verdict_is_not_shared_while_the_own_model_is_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +72,7 @@ def test_a_verdict_is_not_shared_while_the_own_model_is_behind(
     coordinator = Coordinator()
     send(state, coordinator, "full")
     assert coordinator.reports[0].paired is None
-    assert "(so far; this site's own model has taken 3 of 12 steps)" in caplog.text
+    assert "(so far; this site's own model has taken 6 of 24 steps)" in caplog.text
 
 
 def test_an_unmeasured_model_is_not_reported(state: StateFolder) -> None:

@@ -16,9 +16,9 @@ from shared.contract.plan import BUILT_IN_BACKBONES
 def demo(
     clients: Annotated[int, typer.Option(metavar="N", min=1, max=50, help="Number of sites.")] = 10,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Number of rounds.")] = 50,
-    dh: Dh = 0.6,
+    dh: Dh = 0.2,
     shift: Shift = "inverted",
-    images: Images = 50,
+    images: Images = 40,
     method: Annotated[
         str, typer.Option(metavar="NAME", help=f"Federated method: {', '.join(METHOD_NAMES)}.")
     ] = "distrans",

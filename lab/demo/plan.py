@@ -55,6 +55,7 @@ name = "{options.method}"
 
 [training]
 batch_size = 16
+epochs = 4                  # sites have few images: more work per round, and fewer rounds
 
 [rounds]
 count = {options.rounds}

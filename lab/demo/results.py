@@ -90,10 +90,10 @@ def await_findings(
 
 
 def summary_of(admin: httpx.Client, federation: str) -> str:
-    """Return the coordinator's sentence about all sites; empty if no site has a verdict."""
+    """Return what the coordinator says about all sites; empty if no site has a verdict."""
     view = admin.get(f"/v1/federations/{federation}").raise_for_status().json()
-    summary = view["verdict_summary"]
-    return "" if summary is None else str(summary["sentence"])
+    summary = view["verdict_summary"] or {}
+    return " ".join(summary[part] for part in ("sentence", "together") if summary.get(part))
 
 
 def show_results(

@@ -26,7 +26,8 @@ def verdict_section(view: "FederationView") -> "list[RenderableType]":
             _cell(verdict.difference, verdict.difference_interval, "{:+z.1f}"),
             verdict.sentence,
         )
-    return [table, *([view.verdict_summary.sentence] if view.verdict_summary else [])]
+    summary = view.verdict_summary
+    return [table, *(line for line in (summary.sentence, summary.together) if line)] if summary else [table]
 
 
 def _cell(rate: float | None, interval: "Interval", form: str) -> str:

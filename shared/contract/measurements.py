@@ -91,6 +91,11 @@ class PairedCounts(Frozen):
             raise ValueError(f"both, only_served, only_alone and neither add up to {parts}, not to {self.samples}")
         return self
 
+    def __add__(self, other: "PairedCounts") -> "PairedCounts":
+        # Not validated: the limits apply to one client's report, not to totals.
+        sums = {name: getattr(self, name) + getattr(other, name) for name in PairedCounts.model_fields}
+        return PairedCounts.model_construct(**sums)
+
     @property
     def served_correct(self) -> int:
         """Images that the served model got right."""

@@ -267,6 +267,7 @@ class VerdictSummary(Answer):
     better_alone: int
     not_shared: int = Field(description="Sites that do not share their verdict, or have none yet.")
     sentence: str
+    together: str = Field("", description="The difference over all their test images together; empty for one site.")
 
 
 class FederationView(Answer):

@@ -93,9 +93,9 @@ def _sentence(paired: PairedCounts, outcome: Outcome, candidate: str | None) -> 
     if not paired.only_served + paired.only_alone:
         return f"No difference on {paired.samples} test {images}: both models agree, or the site serves its own"
     if outcome == "no-difference":
-        return f"No difference can be shown with {paired.samples} {images}: {_points(paired)}"
+        return f"No difference can be shown with {paired.samples} {images}: {describe_difference(paired)}"
     result = "Joining pays off" if outcome == "pays-off" else "This site does better alone"
-    return f"{result}: {_points(paired)} on {paired.samples} test {images}"
+    return f"{result}: {describe_difference(paired)} on {paired.samples} test {images}"
 
 
 def _accuracy(paired: PairedCounts) -> str:
@@ -104,8 +104,8 @@ def _accuracy(paired: PairedCounts) -> str:
     return f"{_percent(paired.alone_correct / paired.samples)} % ({_range(interval)})"
 
 
-def _points(paired: PairedCounts) -> str:
-    """Return for example `+4.1 points (1.2 to 7.0)`."""
+def describe_difference(paired: PairedCounts) -> str:
+    """Return for example `+4.1 points (1.2 to 7.0)`; the counts must not be empty."""
     difference = _percent((paired.only_served - paired.only_alone) / paired.samples)
     sign = "+" if paired.only_served > paired.only_alone else ""
     return f"{sign}{difference} points ({_range(difference_interval(paired))})"

@@ -35,6 +35,7 @@ def test_operator_sees_all_sites_that_share_and_a_client_only_itself(api: Api, s
         "better_alone": 1,
         "not_shared": 1,
         "sentence": "Joining pays off at 1 of 2 sites; 1 does better alone; 1 more does not share its verdict.",
+        "together": "All 2 together: 0.0 points (−6.9 to 6.9) on 200 test images.",
     }
     first, second = view["verdicts"]
     assert (first["client"], first["model"], second["client"]) == ("north", 0, "south")

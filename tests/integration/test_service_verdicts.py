@@ -119,3 +119,12 @@ def test_summary_counts_the_outcomes(outcomes: list[PairedCounts], not_shared: i
     found = summarize(verdicts, not_shared)
     assert found.sentence == sentence
     assert found.pays_off + found.no_difference + found.better_alone == len(outcomes)
+
+
+def test_summary_adds_up_the_test_images_of_all_sites() -> None:
+    """Three times the same counts: none shows a difference alone, together they do."""
+    few = PairedCounts(samples=40, both=30, only_served=5, only_alone=1, neither=4)
+    verdicts = [SiteVerdict(client=name, model=1, verdict=reach_verdict(few)) for name in "abc"]
+    assert {one.verdict.outcome for one in verdicts} == {"no-difference"}
+    assert summarize(verdicts, 0).together == "All 3 together: +10.0 points (3.1 to 16.6) on 120 test images."
+    assert summarize(verdicts[:1], 0).together == ""

@@ -1,7 +1,8 @@
 """Whether joining paid off, site by site: verdicts from the paired counts that sites share."""
 
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 from server.service.measurements.pooling import stored_evaluation
 from server.store.tables import Client, Evaluation, Federation
 from shared.contract.messages import SiteVerdict, VerdictSummary
-from shared.learning.verdict import reach_verdict
+from shared.learning.verdict import describe_difference, reach_verdict
 
 _reach_verdict = lru_cache(maxsize=4096)(reach_verdict)  # `federation show --watch` asks for the same ones again
 
@@ -66,4 +67,13 @@ def summarize(shared: list[SiteVerdict], not_shared: int) -> VerdictSummary:
         better_alone=alone,
         not_shared=not_shared,
         sentence="; ".join(parts) + ".",
+        together=_together(shared),
     )
+
+
+def _together(shared: list[SiteVerdict]) -> str:
+    """Return the difference over all test images: what few images per site cannot show, all together may."""
+    pooled = reduce(add, (one.verdict.paired for one in shared))
+    if len(shared) == 1 or not pooled.samples:
+        return ""
+    return f"All {len(shared)} together: {describe_difference(pooled)} on {pooled.samples:,} test images."

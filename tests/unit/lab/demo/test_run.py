@@ -76,7 +76,7 @@ class TestPlan:
         plan = parse_plan(plan_text(options(), ("cat", "dog")))
         default = parse_plan('name = "x"\nclasses = ["cat", "dog"]')
         assert plan.method == default.method
-        assert plan.training == default.training.model_copy(update={"batch_size": plan.training.batch_size})
+        assert plan.training == default.training.model_copy(update={"batch_size": 16, "epochs": 4})
 
     def test_class_names_with_quotes_survive(self) -> None:
         names = ('5" disk', "back\\slash", "Krähe")

@@ -70,6 +70,8 @@ class OwnTraining:
         """Train while there is nothing else to do; stop within a batch once there is."""
         if self._is_adaptation_due(bundle, is_over):
             self._adapt(bundle, data, has_news, is_over=is_over)
+        if (owed := self._owed_steps(bundle, data)) > 0:
+            logger.info("training this site's own model: %d steps behind the federation's", owed)
         self._train_alone(bundle, data, has_news)
 
     # Alone

@@ -18,7 +18,7 @@ from client_agent.settings import Identity, RunOptions
 from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
 from client_agent.state.own_models import OwnModel
-from client_agent.state.records import CandidateRecord, MemberRecord
+from client_agent.state.records import CandidateRecord, MemberRecord, SiteReport
 from shared.learning.methods.base import Predictor
 from shared.learning.runtime import Runtime
 from shared.tensors.names import Tensors
@@ -57,38 +57,19 @@ class Examiner:
 
         Raises whatever goes wrong with the federation's model; the site's own models are left out if they fail.
         """
-        plan, name = self._identity.plan, self._identity.name
-        own = self.own_models(bundle.fingerprint)
-        predictors: dict[Base, Predictor] = {
-            base: build_base(base, plan, name, bundle, {}, self._runtime)
-            for base in federated_bases(plan, name, bundle)
-        }
-        weights: dict[str, Tensors] = {}
-        for base, stored in own.items():
-            try:
-                weights[base] = stored.tensors
-                predictors[Base(base)] = build_base(Base(base), plan, name, bundle, weights, self._runtime)
-                predictors[Base(base)](torch.zeros(1, *plan.image.shape))
-            except Exception as error:  # such as weights for another plan
-                logger.warning("the %s model cannot be used: %s", base, error)
-                predictors.pop(Base(base), None)
-        counts = None if data is None else tuple(data.report.class_counts.values())
-        known = class_counts(plan, bundle, counts)
+        plan, name, own = self._identity.plan, self._identity.name, self.own_models(bundle.fingerprint)
+        predictors, weights = self._build(bundle, own)
+        site_counts = None if data is None else tuple(data.report.class_counts.values())
+        counts = class_counts(plan, bundle, site_counts)
         measured = None if data is None else measure_bases(predictors, data, plan.seed)
         if measured is None:
-            assessment = unmeasured(list(predictors), known)
+            assessment = unmeasured(list(predictors), counts)
         else:
-            own_classes = [place for place, count in enumerate(counts or ()) if count]
-            assessment = assess(measured, known, plan.classes, own_classes)
-        report = assessment.report
-        if report is not None and data is not None and Base.ALONE in own:
-            due = bundle.number * LocalBaseline(plan, name).steps_per_round(data.train.samples)
-            steps = {"alone_steps": own[Base.ALONE].count("steps"), "alone_steps_due": due}
-            report = report.model_copy(update=steps)
-        recipe = Recipe(assessment.candidate, assessment.temperature, counts, weights)
+            own_classes = [place for place, images in enumerate(site_counts or ()) if images]
+            assessment = assess(measured, counts, plan.classes, own_classes)
+        recipe = Recipe(assessment.candidate, assessment.temperature, site_counts, weights)
         model = build(plan, name, bundle, self._runtime, recipe, self._options.prior, predictors)
-        members = {str(member.base) for member, _ in assessment.candidate.weights}
-        used = {base: stored for base, stored in own.items() if base in members}
+        used = {base: own[base] for base in own if base in {member.base for member, _ in assessment.candidate.weights}}
         record = CandidateRecord(
             name=assessment.candidate.name,
             members=tuple(
@@ -96,9 +77,36 @@ class Examiner:
                 for member, weight in assessment.candidate.weights
             ),
             temperature=assessment.temperature,
-            site_counts=counts,
+            site_counts=site_counts,
             files={base: stored.digest for base, stored in used.items()},
-            report=report,
+            report=self._with_steps(assessment.report, bundle, data, own.get(Base.ALONE)),
         )
         bodies = {base: stored.body for base, stored in used.items()}
         return Examined(assessment, model, record, bodies, {base: stored.digest for base, stored in own.items()})
+
+    def _build(self, bundle: Bundle, own: Mapping[str, OwnModel]) -> tuple[dict[Base, Predictor], dict[str, Tensors]]:
+        """Return the base models' predictors, and the weights of the site's own models."""
+        plan, name = self._identity.plan, self._identity.name
+        bases = federated_bases(plan, name, bundle)
+        predictors = {base: build_base(base, plan, name, bundle, {}, self._runtime) for base in bases}
+        weights: dict[str, Tensors] = {}
+        for base, stored in own.items():
+            try:
+                weights[base] = stored.tensors
+                predictor = build_base(Base(base), plan, name, bundle, weights, self._runtime)
+                predictor(torch.zeros(1, *plan.image.shape))
+            except Exception as error:  # such as weights for another plan
+                logger.warning("the %s model cannot be used: %s", base, error)
+            else:
+                predictors[Base(base)] = predictor
+        return predictors, weights
+
+    def _with_steps(
+        self, report: SiteReport | None, bundle: Bundle, data: SiteData | None, alone: OwnModel | None
+    ) -> SiteReport | None:
+        """Return the report with how far the site's own model has come."""
+        if report is None or data is None or alone is None:
+            return report
+        baseline = LocalBaseline(self._identity.plan, self._identity.name)
+        due = bundle.number * baseline.steps_per_round(data.train.samples)
+        return report.model_copy(update={"alone_steps": alone.count("steps"), "alone_steps_due": due})

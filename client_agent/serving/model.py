@@ -67,10 +67,11 @@ class ServingModel:
         """Return the members that answer with their weights; without the offset, global replaces those that have it."""
         if view.use_offset or not self.has_offset:
             return list(self.candidate.weights)
-        return [
-            (Member(Base.GLOBAL, member.uses_prior) if member.base.has_offset else member, weight)
-            for member, weight in self.candidate.weights
-        ]
+        weights: dict[Member, float] = {}
+        for member, weight in self.candidate.weights:
+            seen = Member(Base.GLOBAL, member.uses_prior) if member.base.has_offset else member
+            weights[seen] = weights.get(seen, 0.0) + weight
+        return list(weights.items())
 
     @property
     def has_offset(self) -> bool:

@@ -74,6 +74,11 @@ def test_without_the_offset_global_replaces_the_members_that_have_it() -> None:
     assert [member.base for member, _ in found.members(bare)] == [Base.GLOBAL, Base.ALONE]
 
 
+def test_without_the_offset_members_that_become_the_same_are_one() -> None:
+    found = model(Candidate("blend", ((GLOBAL, 0.2), (OFFSET, 0.5), (ALONE, 0.3))))
+    assert found.members(View(use_offset=False)) == [(GLOBAL, pytest.approx(0.7)), (ALONE, 0.3)]
+
+
 def test_a_candidate_without_offset_needs_neither_offset_nor_global() -> None:
     found = model(single(ALONE))
     assert list(found.predictors) == [Base.ALONE]

@@ -35,7 +35,7 @@ from coordinator_client.api.rounds import (  # noqa: E402
     put_update,
 )
 from coordinator_client.models import (  # noqa: E402
-    Evaluation,
+    EvaluationReport,
     FedAvgOptions,
     FederationPlan,
     FederationPlanPreset,
@@ -112,7 +112,7 @@ for number, site in sites:
     task = get_task.sync(client=site, wait=30)
     while task.action != "finished":
         task = get_task.sync(client=site, wait=30, after=task.ticket)
-    put_evaluation.sync_detailed(1, client=site, body=Evaluation(samples=5, correct=number, loss_sum=1.0))
+    put_evaluation.sync_detailed(1, client=site, body=EvaluationReport(samples=5, correct=number, loss_sum=1.0))
     assert get_me.sync(client=site).held_out_images == 5
 
 result = safetensors.numpy.load(get_model.sync("generated", client=admin).payload.read())

@@ -34,6 +34,7 @@ def digits_plan(method: dict[str, Any] | None = None, **training: Any) -> Federa
     return validate_plan(
         {
             "name": "digits",
+            "preset": "learned-offset",  # one epoch per round
             "classes": CLASSES,
             "image": {"channels": 1, "height": 16, "width": 16},
             "method": method or {"name": "distrans", "offset_aggregation": "none"},

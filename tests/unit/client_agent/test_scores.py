@@ -72,7 +72,7 @@ def test_a_verdict_is_not_shared_while_the_own_model_is_behind(
     coordinator = Coordinator()
     send(state, coordinator, "full")
     assert coordinator.reports[0].paired is None
-    assert "(so far; this site's own model has taken 6 of 24 steps)" in caplog.text
+    assert "(so far; this site's own model has taken 3 of 12 steps)" in caplog.text
 
 
 def test_an_unmeasured_model_is_not_reported(state: StateFolder) -> None:

@@ -27,7 +27,7 @@ class Holdout:
 
 
 def holdout_sizes(images: int) -> HoldoutSizes:
-    """Return the sizes of the parts of so many images."""
+    """Return the sizes of both parts for this many images."""
     if images < MIN_SPLIT:
         return HoldoutSizes(validation=images, test=images, is_split=False)
     return HoldoutSizes(validation=images - images // 2, test=images // 2, is_split=True)

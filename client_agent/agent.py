@@ -89,7 +89,8 @@ class Agent:
             except (StopRequested, AgentEnded):
                 raise
             except Exception as error:
-                self._ticket = _NO_TICKET
+                # Ask anew: a poll under way would answer only when something changes at the coordinator.
+                self._ticket, self._poll = _NO_TICKET, None
                 pause_s = backoff.next_pause_s()
                 self._record(error, pause_s)
                 self._status.enter(Phase.PAUSING)

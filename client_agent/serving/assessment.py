@@ -13,7 +13,7 @@ from client_agent.serving.calibration import (
     fit_temperature,
     log_probabilities,
 )
-from client_agent.serving.candidates import Base, Candidate, as_trained, member_probabilities
+from client_agent.serving.candidates import Base, Candidate, as_trained, member_logits
 from client_agent.serving.class_counts import ClassCounts
 from client_agent.serving.class_scores import score_classes
 from client_agent.serving.measurement import Measured
@@ -59,8 +59,8 @@ def assess(measured: Measured, counts: ClassCounts, classes: tuple[str, ...], ow
     plain = next(base for base in (Base.GLOBAL, Base.PERSONAL) if base in logits)
     with_offset, without_offset = count(logits[trained], labels), count(logits[plain], labels)
     choice = choose({base: values[validation] for base, values in logits.items()}, labels[validation], shift)
-    members = member_probabilities(logits, shift, [member for member, _ in choice.candidate.weights])
-    mixed = choice.candidate.probabilities(members)
+    members = [member for member, _ in choice.candidate.weights]
+    mixed = choice.candidate.probabilities(member_logits(logits, shift, members))
     temperature = fit_temperature(mixed[validation], labels[validation])
     if measured.holdout.is_split:
         calibrated = apply_temperature(mixed, temperature)

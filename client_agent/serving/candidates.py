@@ -10,9 +10,10 @@ Global, offset and adapted predict as if classes were as frequent as in the fede
 the site. Personal and alone assume the site's frequencies from the start.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,21 +52,35 @@ class Member:
         return f"{self.base}+prior" if self.uses_prior else str(self.base)
 
 
+Mixed = Literal["probabilities", "logits"]
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A weighted mean of the members' probabilities; most candidates have a single member."""
+    """A weighted sum of the members' probabilities or logits; most candidates have a single member.
+
+    Weights of probabilities sum to one. Those of logits need not: they also say how far each model is to be trusted.
+    """
 
     name: str
     weights: tuple[tuple[Member, float], ...]
+    mixed: Mixed = "probabilities"
 
     @property
     def is_federated(self) -> bool:
         """Whether any part of it comes from the federation."""
         return any(member.base is not Base.ALONE for member, _ in self.weights)
 
-    def probabilities(self, members: Mapping[Member, Tensor]) -> Tensor:
-        """Mix the members' probabilities, each (images, classes)."""
-        return torch.stack([weight * members[member] for member, weight in self.weights]).sum(dim=0)
+    def probabilities(self, logits: Mapping[Member, Tensor]) -> Tensor:
+        """Return the probabilities that follow from the members' logits, each (images, classes)."""
+        return mix([(logits[member], weight) for member, weight in self.weights], self.mixed)
+
+
+def mix(parts: Sequence[tuple[Tensor, float]], mixed: Mixed) -> Tensor:
+    """Return the probabilities (images, classes) of weighted logits."""
+    if mixed == "logits":
+        return torch.softmax(torch.stack([weight * values for values, weight in parts]).sum(dim=0), dim=1)
+    return torch.stack([weight * torch.softmax(values, dim=1) for values, weight in parts]).sum(dim=0)
 
 
 BLEND = "blend"  # the candidate whose weights are fitted to the validation images
@@ -102,12 +117,11 @@ def fixed_candidates(bases: Collection[Base], has_prior: bool) -> list[Candidate
     return means + [single(member) for member in [*reversed(federated), *reversed(without_prior), *last]]
 
 
-def member_probabilities(
+def member_logits(
     logits: Mapping[Base, Tensor], shift: Tensor | None, members: Collection[Member]
 ) -> dict[Member, Tensor]:
-    """Return each member's probabilities; `shift` is the prior's addition to the logits."""
-    found: dict[Member, Tensor] = {}
-    for member in members:
-        values = logits[member.base].float()
-        found[member] = torch.softmax(values + shift if member.uses_prior and shift is not None else values, dim=1)
-    return found
+    """Return each member's logits; `shift` is what the prior adds to those of its base model."""
+    return {
+        member: logits[member.base].float() + (shift if member.uses_prior and shift is not None else 0.0)
+        for member in members
+    }

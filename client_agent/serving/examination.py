@@ -76,6 +76,7 @@ class Examiner:
                 MemberRecord(base=member.base, uses_prior=member.uses_prior, weight=weight)
                 for member, weight in assessment.candidate.weights
             ),
+            mixed=assessment.candidate.mixed,
             temperature=assessment.temperature,
             site_counts=site_counts,
             files={base: stored.digest for base, stored in used.items()},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from client_agent.serving.calibration import log_probabilities
-from client_agent.serving.candidates import Base
+from client_agent.serving.candidates import Base, mix
 from client_agent.serving.model import ServingModel
 from client_agent.settings import Identity
 from client_agent.state.kept_models import Bundle
@@ -60,6 +60,7 @@ class StandaloneCandidate(nn.Module):
             [StandaloneModel(_module(model.predictors[member.base]), mean, std) for member, _ in members]
         )
         self._weights, self._temperature = [weight for _, weight in members], model.temperature
+        self._mixed = model.candidate.mixed
         found = [model.counts.shift(member, model.prior) for member, _ in members]
         shifts = [torch.zeros(len(model.classes)) if shift is None else shift for shift in found]
         self.register_buffer("shifts", torch.stack(shifts))
@@ -69,8 +70,8 @@ class StandaloneCandidate(nn.Module):
         logits = [model(images) + shift for model, shift in zip(self.models, self.shifts, strict=True)]
         if len(logits) == 1:
             return torch.div(logits[0], self._temperature)
-        parts = [weight * torch.softmax(one, dim=1) for one, weight in zip(logits, self._weights, strict=True)]
-        return log_probabilities(torch.stack(parts).sum(dim=0)) / self._temperature
+        parts = list(zip(logits, self._weights, strict=True))
+        return log_probabilities(mix(parts, self._mixed)) / self._temperature
 
 
 def _module(predictor: Predictor) -> ModulePredictor:
@@ -163,6 +164,7 @@ def _describe_candidate(model: ServingModel) -> dict[str, Any]:
         "name": model.candidate.name,
         "digest": model.record or None,
         "members": [{"base": member.base, "weight": weight} for member, weight in model.members()],
+        "mixed": model.candidate.mixed,
         "prior": model.applied_prior(),
         "only_own_classes": model.counts.only_own_classes,
         "temperature": model.temperature,

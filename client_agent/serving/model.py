@@ -13,7 +13,7 @@ from client_agent.errors import StateError
 from client_agent.model_key import ModelKey
 from client_agent.serving.bases import build_base, federated_bases
 from client_agent.serving.calibration import apply_temperature
-from client_agent.serving.candidates import Base, Candidate, Member, as_trained
+from client_agent.serving.candidates import Base, Candidate, Member, as_trained, mix
 from client_agent.serving.class_counts import ClassCounts, class_counts
 from client_agent.settings import SITE_PRIOR, Identity, PriorKind, ServedPrior
 from client_agent.state.folder import StateFolder
@@ -93,9 +93,8 @@ class ServingModel:
         parts = []
         for member, weight in self.members(view):
             shift, values = self._shifts[member, view.prior or self.prior], logits[member.base]
-            parts.append(weight * torch.softmax(values if shift is None else values + shift, dim=1))
-        mixed = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
-        return apply_temperature(mixed, self.temperature)
+            parts.append((values if shift is None else values + shift, weight))
+        return apply_temperature(mix(parts, self.candidate.mixed), self.temperature)
 
     def predict(self, images: Tensor, view: View = AS_SERVED) -> Tensor:
         """Return the probabilities (B, classes) of images (B, C, H, W)."""
@@ -180,7 +179,8 @@ def load_recipe(state: StateFolder, kept: KeptModel) -> Recipe | None:
 
 def candidate_of(record: CandidateRecord) -> Candidate:
     """Return the candidate that a record describes."""
-    return Candidate(record.name, tuple((Member(Base(one.base), one.uses_prior), one.weight) for one in record.members))
+    weights = tuple((Member(Base(one.base), one.uses_prior), one.weight) for one in record.members)
+    return Candidate(record.name, weights, record.mixed)
 
 
 def load_model(

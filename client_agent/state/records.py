@@ -9,7 +9,7 @@ complete candidate: the old one or the new one.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -80,6 +80,7 @@ class CandidateRecord(_Stored):
 
     name: str
     members: tuple[MemberRecord, ...]
+    mixed: Literal["probabilities", "logits"] = "probabilities"  # what the weights multiply
     temperature: float = 1.0
     site_counts: tuple[int, ...] | None = None  # training images per class, of which the prior is made
     files: dict[str, str] = {}  # digests of the weights of adapted and alone, if they are members

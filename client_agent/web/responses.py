@@ -1,5 +1,7 @@
 """The answers of `/predict` and `/`."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -63,7 +65,8 @@ class ModelInfo(BaseModel):
     candidate_digest: str | None = Field(
         description="Identifies the candidate with its weights and temperature; null for a model of an older agent."
     )
-    members: list[MemberInfo] = Field(description="The models whose probabilities were averaged.")
+    members: list[MemberInfo] = Field(description="The models whose probabilities or logits were added up.")
+    mixed: Literal["probabilities", "logits"] = Field(description="What the members' weights multiply.")
     prior: PriorKind | None = Field(
         description="Whose class frequencies the probabilities assume: this site's, the federation's (none) or the "
         "deployment's. Null if the counts that a prior needs are unknown."
@@ -129,6 +132,7 @@ def describe_model(model: ServingModel, view: View = AS_SERVED) -> ModelInfo:
         candidate=model.candidate.name,
         candidate_digest=model.record or None,
         members=[MemberInfo(base=member.base, weight=weight) for member, weight in model.members(view)],
+        mixed=model.candidate.mixed,
         prior=model.applied_prior(view),
         temperature=model.temperature,
     )

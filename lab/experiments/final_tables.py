@@ -31,8 +31,9 @@ def served_table(experiment: Experiment, results: Sequence[Result]) -> str:
             row += [_mean_of(ReportRow(method.label, final=name), chosen) for name in _CANDIDATES]
             weights: Counter[str] = Counter()
             for choice in choices:
+                total = sum(choice["weights"].values())
                 for member, weight in choice["weights"].items():
-                    weights[member.removesuffix("+prior")] += weight
+                    weights[member.removesuffix("+prior")] += weight / total
             row += [f"{weights[base] / len(choices):.0%}" for base in _BASES]
             often = Counter(choice["candidate"] for choice in choices).most_common()
             rows.append([*row, ", ".join(f"{name} {count}" for name, count in often)])
@@ -40,7 +41,7 @@ def served_table(experiment: Experiment, results: Sequence[Result]) -> str:
     note = (
         "Accuracy, mean over seeds. *served*: every test image is predicted by a candidate that was chosen without it. "
         "*chosen*: how often each candidate is the choice of a client with all of its test images, over all seeds; "
-        "*weight*: mean weight of each model in these choices."
+        "*weight*: mean share of each model in the weights of these choices."
     )
     return f"## What is served\n\n{note}\n\n" + markdown(header, rows)
 

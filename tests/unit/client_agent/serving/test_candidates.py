@@ -14,7 +14,7 @@ from client_agent.serving.candidates import (
     blended_members,
     fixed_candidates,
     mean_of,
-    member_probabilities,
+    member_logits,
     single,
 )
 
@@ -69,11 +69,19 @@ def test_a_mean_is_the_mean_of_probabilities_not_of_logits() -> None:
     one, other = Member(Base.GLOBAL, uses_prior=True), Member(Base.ALONE)
     logits = {Base.GLOBAL: torch.tensor([[0.0, 0.0]]), Base.ALONE: torch.tensor([[0.0, 3.0]]).log()}
     shift = torch.tensor([3.0, 1.0]).log()
-    found = member_probabilities(logits, shift, [one, other])
-    torch.testing.assert_close(found[one], torch.tensor([[0.75, 0.25]]))
-    torch.testing.assert_close(found[other], torch.tensor([[0.0, 1.0]]))
+    found = member_logits(logits, shift, [one, other])
+    torch.testing.assert_close(single(one).probabilities(found), torch.tensor([[0.75, 0.25]]))
+    torch.testing.assert_close(single(other).probabilities(found), torch.tensor([[0.0, 1.0]]))
     torch.testing.assert_close(mean_of(one, other).probabilities(found), torch.tensor([[0.375, 0.625]]))
-    assert torch.equal(single(other).probabilities(found), found[other])
+
+
+def test_a_weighted_sum_of_logits_is_a_product_of_powers_of_probabilities() -> None:
+    one, other = Member(Base.GLOBAL), Member(Base.ALONE)
+    probabilities = {one: torch.tensor([[0.64, 0.36]]), other: torch.tensor([[0.2, 0.8]])}
+    logits = {member: values.log() + 7 for member, values in probabilities.items()}
+    product = probabilities[one] ** 0.5 * probabilities[other] ** 2
+    found = Candidate("blend", ((one, 0.5), (other, 2.0)), mixed="logits").probabilities(logits)
+    torch.testing.assert_close(found, product / product.sum())
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.floats(0.01, 1), min_size=4, max_size=4))
@@ -82,12 +90,12 @@ def test_every_candidates_probabilities_sum_to_one(seed: int, shares: list[float
     logits: dict[Base, Tensor] = {base: 5 * torch.randn(6, 3, generator=generator) for base in DISTRANS}
     members = blended_members(DISTRANS, has_prior=True)
     blend = Candidate(
-        "blend", tuple((member, share / sum(shares)) for member, share in zip(members, shares, strict=True))
+        "blend", tuple((member, share) for member, share in zip(members, shares, strict=True)), mixed="logits"
     )
     shift = torch.randn(3, generator=generator)
     candidates = [blend, *fixed_candidates(DISTRANS, has_prior=True)]
     every = {member for candidate in candidates for member, _ in candidate.weights}
-    found = member_probabilities(logits, shift, every)
+    found = member_logits(logits, shift, every)
     for candidate in candidates:
         probabilities = candidate.probabilities(found)
         torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(6))

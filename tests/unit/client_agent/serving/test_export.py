@@ -14,7 +14,7 @@ from torchvision.transforms import v2 as transforms
 from client_agent import __main__ as command_line
 from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
 from client_agent.serving.baseline import LocalBaseline
-from client_agent.serving.candidates import Base, Candidate, Member, single
+from client_agent.serving.candidates import Base, Candidate, Member, Mixed, single
 from client_agent.serving.export import ABOUT, export_program, export_safetensors
 from client_agent.serving.model import Recipe, build
 from client_agent.settings import Identity
@@ -78,11 +78,14 @@ def test_the_description_is_enough_to_use_the_program(state: StateFolder, bundle
     torch.testing.assert_close(program(pixels[None]).softmax(dim=1), expected)
 
 
-def test_a_blend_is_one_program_with_everything_inside(state: StateFolder, bundle: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", ["probabilities", "logits"])
+def test_a_blend_is_one_program_with_everything_inside(
+    state: StateFolder, bundle: Bundle, tmp_path: Path, mixed: Mixed
+) -> None:
     bundle.facts["class_totals"] = "10,90"
     weights = {"alone": LocalBaseline(PLAN, "north").start(), "adapted": bundle.shared}
     parts = ((Member(Base.ADAPTED, True), 0.5), (Member(Base.GLOBAL, True), 0.2), (Member(Base.ALONE), 0.3))
-    recipe = Recipe(Candidate("blend", parts), 1.7, (30, 10), weights, "r" * 64)
+    recipe = Recipe(Candidate("blend", parts, mixed), 1.7, (30, 10), weights, "r" * 64)
     model = build(PLAN, "north", bundle, Runtime(), recipe)
     target = tmp_path / "blend.pt2"
     export_program(state.identity(), bundle, model, target)
@@ -99,6 +102,7 @@ def test_a_blend_is_one_program_with_everything_inside(state: StateFolder, bundl
             {"base": "global", "weight": 0.2},
             {"base": "alone", "weight": 0.3},
         ],
+        "mixed": mixed,
         "prior": "site",
         "only_own_classes": False,
         "temperature": 1.7,

@@ -46,6 +46,12 @@ def test_members_are_mixed_with_the_prior_and_calibrated() -> None:
     assert found.applied_prior() == "site"
 
 
+def test_a_blend_adds_up_the_members_logits() -> None:
+    found = model(Candidate("blend", ((OFFSET, 0.75), (ALONE, 0.5)), mixed="logits"))
+    expected = 0.75 * (logits(Base.OFFSET) + prior_shift(SITE, TOTALS)) + 0.5 * logits(Base.ALONE)
+    torch.testing.assert_close(found.predict(IMAGES), expected.softmax(1))
+
+
 def test_the_prior_can_be_chosen_per_request() -> None:
     found = model(mean_of(OFFSET, ALONE))
     none = View(prior="none")
@@ -87,8 +93,10 @@ def test_a_candidate_without_offset_needs_neither_offset_nor_global() -> None:
 
 
 def test_other_classes_are_never_predicted_if_asked_for() -> None:
-    found = model(mean_of(OFFSET, ALONE), prior=ServedPrior(only_own_classes=True))
-    assert float(found.predict(IMAGES)[:, 2:].max()) == 0
+    own = ServedPrior(only_own_classes=True)
+    blend = Candidate("blend", ((OFFSET, 0.9), (ALONE, 0.001)), mixed="logits")
+    assert float(model(mean_of(OFFSET, ALONE), prior=own).predict(IMAGES)[:, 2:].max()) == 0
+    assert float(model(blend, prior=own).predict(IMAGES)[:, 2:].max()) == 0
     assert float(model(mean_of(OFFSET, ALONE)).predict(IMAGES)[:, 2:].min()) > 0
 
 
@@ -114,7 +122,8 @@ def test_every_method_says_what_its_model_is(method: dict[str, object], bases: l
 
 @given(st.floats(0.01, 0.99), st.floats(0.25, 4), st.booleans(), st.sampled_from(["site", "none", None]))
 def test_probabilities_always_sum_to_one(share: float, temperature: float, use_offset: bool, prior: None) -> None:
-    found = model(Candidate("blend", ((OFFSET, share), (ALONE, 1 - share))), temperature)
+    parts = ((OFFSET, share), (ALONE, 1 - share))
+    found = model(Candidate("blend", parts, "logits" if temperature < 1 else "probabilities"), temperature)
     torch.testing.assert_close(found.predict(IMAGES, View(use_offset, prior)).sum(dim=1), torch.ones(6))
 
 

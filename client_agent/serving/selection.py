@@ -8,6 +8,7 @@ model most, so that a handful of images cannot rule a model out.
 Log loss rather than accuracy decides: with ten images, accuracy moves in steps of ten points.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ EXPECTED_WEIGHTS = {Base.GLOBAL: 0.6, Base.PERSONAL: 0.6, Base.OFFSET: 0.2, Base
 PENALTY = 10.0
 _SMALLEST = 1e-3  # weight; above zero, because a prior that rules a class out has infinite logits
 _NEGLIGIBLE = 0.02  # members with less weight are not worth a forward pass
+_BLEND_ERRORS = 2.0  # standard errors by which the blend may be worse than the best and still be chosen; others: one
 _LEAST = 1e-6  # probability, so that one certain mistake does not decide alone
 MAX_FOLDS = 10
 Logits = Mapping[Member, Tensor]  # each (images, classes)
@@ -50,8 +52,8 @@ class Choice:
 def choose(logits: Mapping[Base, Tensor], labels: Tensor, shift: Tensor | None) -> Choice:
     """Choose a candidate from the base models' logits (images, classes) on validation images, in any order.
 
-    The first candidate in order of preference wins whose log loss exceeds the lowest by at most one standard error.
-    The blend comes first and alone last. Without images, the choice is the model as trained.
+    The first candidate in order of preference wins whose log loss exceeds the lowest by at most one standard error, or
+    two for the blend, which comes first. Alone comes last. Without images, the choice is the model as trained.
     """
     bases = [base for base in Base if base in logits]
     if not len(labels):
@@ -65,7 +67,8 @@ def choose(logits: Mapping[Base, Tensor], labels: Tensor, shift: Tensor | None) 
         candidates = [blend, *candidates]
         losses[BLEND] = _log_losses(_cross_fitted(found, labels, members), labels)
     best = min(losses.values(), key=lambda loss: float(loss.mean()))
-    chosen = next(one for one in candidates if _is_no_worse(losses[one.name], best))
+    errors = {BLEND: _BLEND_ERRORS}
+    chosen = next(one for one in candidates if _excess(losses[one.name], best) <= errors.get(one.name, 1.0))
     return Choice(chosen, {name: float(loss.mean()) for name, loss in losses.items()})
 
 
@@ -152,10 +155,12 @@ def _cross_fitted(logits: Logits, labels: Tensor, members: Sequence[Member]) -> 
     return mixed
 
 
-def _is_no_worse(loss: Tensor, best: Tensor) -> bool:
+def _excess(loss: Tensor, best: Tensor) -> float:
+    """Return by how many standard errors of the difference a loss exceeds the best one."""
     difference = (loss - best).double()
     error = float(difference.std()) / len(difference) ** 0.5 if len(difference) > 1 else float("inf")
-    return float(difference.mean()) <= error
+    mean = float(difference.mean())
+    return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
 
 
 def _likelihoods(probabilities: Tensor, labels: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def test_a_raw_png_is_answered_with_the_contracts_fields(service: Service) -> No
     assert answer.status_code == 200
     body = answer.json()
     assert set(body) == {"model", "predictions", "request_id"}
-    about = {"candidate", "candidate_digest", "members", "prior", "temperature"}
+    about = {"candidate", "candidate_digest", "members", "mixed", "prior", "temperature"}
     assert set(body["model"]) == {"federation", "round", "digest", "offset_digest", *about}
     assert (body["model"]["federation"], body["model"]["round"]) == ("pets", 3)
     assert body["model"]["digest"] == bundle().digest

@@ -138,7 +138,7 @@ class Verdict(Frozen):
     alone_accuracy: float | None
     alone_interval: Interval = Field(description="Wilson's interval.")
     difference: float | None = Field(description="Accuracy of the served model minus accuracy alone.")
-    difference_interval: Interval = Field(description="Agresti and Min's interval for matched pairs.")
+    difference_interval: Interval = Field(description="95 %; includes zero exactly where the test shows no difference.")
     p_value: float = Field(description="Of the exact McNemar test, two-sided.")
     outcome: Outcome
     sentence: str

@@ -5,6 +5,9 @@ An exact McNemar test decides, at a level of 5 %. The intervals show how large t
 - Wilson (1927), Probable inference, the law of succession, and statistical inference. JASA 22:209-212.
 - Agresti and Min (2005), Simple improved confidence intervals for comparing matched proportions. Statistics in
   Medicine 24:729-740. They add half an image to each of the four counts.
+
+Near the test's limit, Agresti and Min's interval may exclude a difference of zero although the test does not. It is
+then widened to include the interval that belongs to the test: Clopper and Pearson's, for the discordant images.
 """
 
 from math import sqrt
@@ -37,14 +40,30 @@ def mcnemar(paired: PairedCounts) -> float:
 
 
 def difference_interval(paired: PairedCounts) -> Interval:
-    """Return the 95 % interval of the difference in accuracy, served minus alone; from −1 to 1 without images."""
+    """Return the 95 % interval of the difference in accuracy, served minus alone; from −1 to 1 without images.
+
+    It includes zero exactly where `mcnemar` shows no difference.
+    """
     if not paired.samples:
         return Interval(low=-1.0, high=1.0)
     samples = paired.samples + 2
     difference = paired.only_served - paired.only_alone
     discordant = paired.only_served + paired.only_alone + 1
     margin = _Z * sqrt(discordant - difference**2 / samples) / samples
-    return Interval(low=max(-1.0, difference / samples - margin), high=min(1.0, difference / samples + margin))
+    low, high = difference / samples - margin, difference / samples + margin
+    if not low <= 0 <= high and mcnemar(paired) >= LEVEL:
+        accepted = _accepted_by_mcnemar(paired)
+        low, high = min(low, accepted[0]), max(high, accepted[1])
+    return Interval(low=max(-1.0, low), high=min(1.0, high))
+
+
+def _accepted_by_mcnemar(paired: PairedCounts) -> tuple[float, float]:
+    """Return the differences that the exact test does not rule out, given the number of discordant images."""
+    from scipy.stats import binomtest
+
+    discordant = paired.only_served + paired.only_alone
+    share = binomtest(paired.only_served, discordant).proportion_ci(1 - LEVEL, method="exact")
+    return (2 * share.low - 1) * discordant / paired.samples, (2 * share.high - 1) * discordant / paired.samples
 
 
 def reach_verdict(paired: PairedCounts, candidate: str | None = None) -> Verdict:

@@ -1,7 +1,7 @@
 from math import comb, sqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.contract.measurements import PairedCounts
@@ -79,14 +79,27 @@ class TestDifference:
         assert (found.low, found.high) == (pytest.approx(0.02122, abs=1e-5), pytest.approx(0.05868, abs=1e-5))
 
     @given(paired=paired_counts.filter(lambda paired: paired.samples > 0))
-    def test_is_wald_s_interval_of_the_counts_plus_one_half_each(self, paired: PairedCounts) -> None:
+    def test_contains_wald_s_interval_of_the_counts_plus_one_half_each(self, paired: PairedCounts) -> None:
         n = paired.samples + 2
         served, alone = (paired.only_served + 0.5) / n, (paired.only_alone + 0.5) / n
         center, margin = served - alone, Z * sqrt((served + alone - (served - alone) ** 2) / n)
         found = difference_interval(paired)
-        assert found.low == pytest.approx(max(-1, center - margin))
-        assert found.high == pytest.approx(min(1, center + margin))
+        assert -1 <= found.low <= max(-1, center - margin) + 1e-12
+        assert 1 >= found.high >= min(1, center + margin) - 1e-12
         assert found.low <= (paired.only_served - paired.only_alone) / paired.samples <= found.high
+
+    @given(paired=paired_counts.filter(lambda paired: paired.samples > 0))
+    @example(paired=pairs(20, 9, 2, 31))  # Agresti and Min's interval: 0.7 to 21.2 points
+    @example(paired=pairs(500, 2**20, 2**20 + 4000, 0))
+    def test_includes_zero_exactly_where_the_test_shows_no_difference(self, paired: PairedCounts) -> None:
+        found = difference_interval(paired)
+        assert (found.low <= 0 <= found.high) == (mcnemar(paired) >= 0.05)
+
+    def test_is_the_test_s_interval_near_its_limit(self) -> None:
+        """Of 11 discordant images, Clopper and Pearson leave the served model 48.22 % to 97.72 %."""
+        found = difference_interval(pairs(20, 9, 2, 31))
+        assert found.low == pytest.approx((2 * 0.48224 - 1) * 11 / 62, abs=1e-5)
+        assert found.high == pytest.approx(7 / 64 + Z * sqrt(12 - 49 / 64) / 64)
 
     def test_is_everything_without_images(self) -> None:
         found = difference_interval(pairs(0, 0, 0, 0))

@@ -26,7 +26,12 @@ class WaitingClients:
 
     async def start(self, progress: Callable[[int], object]) -> None:
         """Connect all clients and send their first polls; `progress` is told how many there are."""
-        self._tasks = [asyncio.create_task(self._wait_for_work(token, progress)) for token in self._tokens]
+        # The first polls last between nothing and WAIT_S, so that at any time equally many are about to end.
+        waits = [WAIT_S * (number + 1) / len(self._tokens) for number in range(len(self._tokens))]
+        self._tasks = [
+            asyncio.create_task(self._wait_for_work(token, first_s, progress))
+            for token, first_s in zip(self._tokens, waits, strict=True)
+        ]
         everyone = asyncio.create_task(self._are_asking.wait())
         done, _ = await asyncio.wait([everyone, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {everyone}:
@@ -42,20 +47,15 @@ class WaitingClients:
         for task in self._tasks:
             task.cancel()
 
-    async def _wait_for_work(self, token: str, progress: Callable[[int], object]) -> float:
+    async def _wait_for_work(self, token: str, first_s: float, progress: Callable[[int], object]) -> float:
         async with self._asking:
             reader, writer = await asyncio.open_connection(self._host, self._port)
         with closing(writer):
-            ticket = ""
-            while True:
-                writer.write(self._request(token, ticket))
-                await writer.drain()
-                if not ticket:
-                    self._count(progress)
-                answer = await _read_answer(reader)
-                ticket = answer["ticket"]
-                if answer["action"] == "train":
-                    return time.perf_counter()
+            writer.write(self._request(token, first_s))
+            self._count(progress)
+            while (answer := await _read_answer(reader))["action"] != "train":
+                writer.write(self._request(token, WAIT_S, answer["ticket"]))
+            return time.perf_counter()
 
     def _count(self, progress: Callable[[int], object]) -> None:
         self._sent += 1
@@ -63,9 +63,9 @@ class WaitingClients:
         if self._sent == len(self._tokens):
             self._are_asking.set()
 
-    def _request(self, token: str, ticket: str) -> bytes:
+    def _request(self, token: str, wait_s: float, ticket: str = "") -> bytes:
         lines = [
-            f"GET /v1/task?wait={WAIT_S}&after={ticket} HTTP/1.1",
+            f"GET /v1/task?wait={wait_s:g}&after={ticket} HTTP/1.1",
             f"Host: {self._host}:{self._port}",
             f"Authorization: Bearer {token}",
             f"{versions.HEADER}: {versions.PROTOCOL}",

@@ -206,7 +206,8 @@ def run_bench(console: Console, count: int, seconds: float, db_url: str | None, 
 
 def _table(costs: dict[str, PollCost], count: int) -> Table:
     table = Table(
-        title=f"{count} clients that wait for a round", caption="Idle share: of one core. Delays count from the call that opens the round."
+        title=f"{count} clients that wait for a round",
+        caption="Idle share: of one core. Delays count from the call that opens the round.",
     )
     for heading in ("server", "idle share", "CPU to tell all", "round open", "median told", "last told"):
         table.add_column(heading, justify="left" if heading == "server" else "right")

@@ -38,3 +38,8 @@ class AnswerCache:
                 entry.known = stage, compute()
             value: T = entry.known[1]
             return value
+
+    def forget(self, key: Hashable) -> None:
+        """Forget the value of the key; a computation under way still answers those who already wait for it."""
+        with self._lock:
+            self._entries.pop(key, None)

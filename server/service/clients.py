@@ -11,6 +11,7 @@ from server.service.best_model import exclude_measurements
 from server.service.context import Actor, Context, Identity, notify_agents, plan_of
 from server.service.enrollment import ordered_counts
 from server.service.queries import find_client_id, load_federation
+from server.service.tasks import after_roster_change
 from server.service.transitions import advance
 from server.store.database import LOCK
 from server.store.tables import Client, Federation
@@ -74,6 +75,7 @@ def update_counts(
         limit_changes(session, ctx, actor, federation.name)
         client.class_counts, client.held_out_images = ordered, held_out
         record_action(session, ctx, actor, "client.update", federation.name)
+        after_roster_change(session, ctx, federation.id)
         return _view(session, client)
 
 

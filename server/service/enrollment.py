@@ -13,6 +13,7 @@ from server.service.audit import record_action
 from server.service.context import Actor, Context, dump_context, plan_of, round_context
 from server.service.invites import check_invite, require_not_ended, require_same_attempt
 from server.service.queries import round_under_way
+from server.service.tasks import after_roster_change
 from server.service.transitions import advance
 from server.service.uptime import uptime
 from server.store.database import LOCK
@@ -60,6 +61,7 @@ def join(
             record_action(
                 session, ctx, Actor(f"client:{request.name}", address), "client.join", federation.name, **detail
             )
+            after_roster_change(session, ctx, federation.id)
             advance(session, ctx, federation)
             return JoinAnswer(
                 client_id=client.id, token=token.text, federation=federation.name, plan=plan_of(federation.plan)

@@ -17,6 +17,7 @@ from server.service.context import Context, Identity, facts_of, plan_of, update_
 from server.service.queries import latest_model, serving_context
 from server.service.retention import require_blob_id
 from server.service.transitions import waiting_for
+from server.store.database import after_commit
 from server.store.tables import Blob, Client, CoordinatorClock, Federation, Participant, Round, Update
 from shared.contract.messages import ModelPointer, RoundTaskView, TaskAnswer
 from shared.learning.methods.base import Facts
@@ -142,6 +143,14 @@ def _answer(
         return TaskAnswer(action="cancelled", ticket=_ticket("cancelled"), reason=standing.reason)
     give = _give_work if standing.has_work else _let_wait
     return give(ctx, session, federation_id, standing)
+
+
+def after_roster_change(session: Session, ctx: Context, federation_id: int) -> None:
+    """Let polls see a new client or new class counts once this is committed; other replicas see them `_FRESH_S` later.
+
+    Neither is worth waking all agents, so neither changes the federation's version.
+    """
+    after_commit(session, lambda _db: ctx.answers.forget(("pause", federation_id)))
 
 
 def _give_work(ctx: Context, session: Session, federation_id: int, standing: _Standing) -> TaskAnswer:

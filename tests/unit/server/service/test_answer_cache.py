@@ -33,6 +33,14 @@ def test_the_least_recently_used_key_is_forgotten() -> None:
     assert cache.get("cars", 1, lambda: "new") == "new"
 
 
+def test_a_forgotten_value_is_computed_again() -> None:
+    cache = AnswerCache()
+    cache.get("pets", 1, lambda: "old")
+    for key in ("pets", "cars"):
+        cache.forget(key)
+    assert cache.get("pets", 1, lambda: "new") == "new"
+
+
 def test_an_error_is_not_kept() -> None:
     cache = AnswerCache()
     with pytest.raises(ZeroDivisionError):

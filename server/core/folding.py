@@ -16,8 +16,7 @@ _PIECE = 1 << 14  # elements
 class RoundFold:
     """Running mean of a round. The order of updates does not matter.
 
-    However many clients there are, it takes twice the memory of a float32 model, and up to four times if many of their
-    values are tiny (see `ExactSum`).
+    However many clients there are, it takes two to four times the memory of an ordinary float32 model (see `ExactSum`).
     """
 
     def __init__(self, half: ServerHalf) -> None:

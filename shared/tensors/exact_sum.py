@@ -56,7 +56,8 @@ class ExactSum:
     """An exact sum of tensors of the same size.
 
     Takes 8 bytes per element and limb: one limb for all elements, another for blocks with values less than 2**-22 times
-    the largest. The range of float32 and narrower types, with weights, has room for nine limbs, that of float64 for 45.
+    the largest, and another when the factors add up to more than 2**16. The range of float32 and narrower types, with
+    weights, has room for nine limbs, that of float64 for 45.
     """
 
     def __init__(self, elements: int, scratch: Scratch | None = None) -> None:

@@ -1,5 +1,6 @@
 """`distrans-lab bench`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,3 +48,19 @@ def predict(
     from lab.bench.predict import run_bench
 
     run_bench(Console(), backbones, calls)
+
+
+@app.command(epilog=examples("distrans-lab bench aggregate --size 250 --json mean.json"))
+def aggregate(
+    size: Annotated[int, typer.Option(metavar="MB", min=1, help="Size of the float32 model, in megabytes.")] = 45,
+    updates: Annotated[int, typer.Option(metavar="N", min=1, help="Updates to add, per kind of weights.")] = 40,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the measurements to.")] = None,
+) -> None:
+    """Measure the coordinator's running mean.
+
+    Compares it with numpy's sum of the same updates in float64, which is as fast as memory allows but depends on their
+    order.
+    """
+    from lab.bench.aggregate import run_bench
+
+    run_bench(Console(), size, updates, json)

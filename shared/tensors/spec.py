@@ -29,6 +29,15 @@ _WIRE_NAMES = {
 }
 
 
+def dtype_of(wire_name: str) -> "torch.dtype":
+    """Return the dtype with this name in safetensors."""
+    import torch
+
+    (name,) = (name for name, known in _WIRE_NAMES.items() if known == wire_name)
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return dtype
+
+
 @dataclass(frozen=True)
 class Entry:
     """The shape and dtype of one tensor."""

@@ -64,3 +64,26 @@ def aggregate(
     from lab.bench.aggregate import run_bench
 
     run_bench(Console(), size, updates, json)
+
+
+@app.command(epilog=examples("distrans-lab bench poll --clients 1000 --json poll.json"))
+def poll(
+    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Number of clients that wait.")] = 1000,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to measure idle clients, in seconds.")
+    ] = 30,
+    db: Annotated[
+        str | None, typer.Option(metavar="URL", help="Database to use.", show_default="a new SQLite file")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file.")
+    ] = None,
+) -> None:
+    """Measure the cost of waiting clients.
+
+    Compares a coordinator process with a bare web server that holds as many requests: the share of a core while all
+    clients wait, and how soon they learn of a new round.
+    """
+    from lab.bench.poll import run_bench
+
+    run_bench(Console(), clients, seconds, db, json_file)

@@ -83,6 +83,10 @@ class Processes:
         threading.Thread(target=self._await_end, args=[process], name=name, daemon=True).start()
         return log
 
+    def process_id(self, name: str) -> int:
+        """Return the process id of a program that was started under this name."""
+        return self._running[name].pid
+
     def _await_end(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         self._one_ended.set()

@@ -11,7 +11,7 @@ from server.api.access import ClientIdentity, Ctx, authenticate_caller, require_
 from server.api.guard import guarded
 from server.api.limits import DOWNLOAD, LimitsOf
 from server.api.streaming import download_options, send_blob
-from server.service import tasks
+from server.api.task_desk import TaskDesk
 from server.service.downloads import round_personal
 from server.service.measurements import evaluations
 from shared.contract.measurements import EvaluationReport
@@ -32,6 +32,7 @@ async def get_task(
 ) -> TaskAnswer:
     """Return what this client should do now, waiting up to `wait` seconds for a change. Also counts as a heartbeat."""
     state, loop = request.app.state, asyncio.get_running_loop()
+    desk: TaskDesk = state.desk
     can_report = require_protocol(request) >= REPORTING_SINCE
     state.heartbeats.note(identity.client_id, ctx.clock(), can_report=can_report)
     give_up_at = loop.time() + wait
@@ -39,7 +40,7 @@ async def get_task(
         while True:
             change = state.notifier.waiter(identity.federation_id)
             try:
-                answer = await run_in_threadpool(tasks.task, ctx, identity)
+                answer = await desk.ask(identity)
                 has_changed = answer.ticket != after if after else answer.action in ("finished", "cancelled")
                 left = give_up_at - loop.time()
                 if answer.action == "train" or has_changed or left <= 0 or state.notifier.closed:
@@ -47,8 +48,9 @@ async def get_task(
                         state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id, can_report=can_report)
                     return answer
                 await asyncio.wait({change, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                # Do not read the database again for a client with too many polls, or while the process stops.
-                if displaced.done() or state.notifier.closed:
+                # Without a change the answer still holds, but for how long the others have been waited for. Also do not
+                # read the database again for a client with too many polls, or while the process stops.
+                if not change.done() or displaced.done() or state.notifier.closed:
                     return answer
             finally:
                 change.cancel()

@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from server.api import clients, errors, federations, openapi, operations, rounds, uploads
 from server.api.limits import Limits
 from server.api.streaming import UploadStalled
+from server.api.task_desk import TaskDesk
 from server.http.background import BackgroundJobs
 from server.http.change_notifier import ChangeNotifier
 from server.http.proxies import Proxies
@@ -67,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
     app.state.throttle, app.state.requests = FailureThrottle(), RateLimiter(settings.requests_per_s)
-    app.state.limits = Limits(settings)
+    app.state.limits, app.state.desk = Limits(settings), TaskDesk(ctx)
     errors.install(app)
     app.add_exception_handler(UploadStalled, uploads.stalled)
     docs_page.install(app)

@@ -1,8 +1,9 @@
 """Wakes long polls when their federation changes.
 
-Waiters are futures in the event loop; one thread watches the database for all of them. While nothing is committed, that
-costs one small query per interval, however many federations there are. After a commit, the thread reads the versions of
-the federations that have waiters.
+Waiters are futures in the event loop; one thread watches the database for all of them. A change committed by this
+process wakes that thread at once, on PostgreSQL also one by any other process. Besides, the thread looks at intervals
+whether anything was committed: one small query, however many federations there are. After a commit, it reads the
+versions of the federations that have waiters.
 """
 
 import asyncio
@@ -10,11 +11,13 @@ import logging
 import threading
 
 from server.service.queries import federation_versions
+from server.store.changes import ChangeListener
 from server.store.commit_detector import CommitDetector
 from server.store.database import Database
 
 logger = logging.getLogger(__name__)
 _DELETED = -1  # stands for the version of a deleted federation
+_LISTENING_FACTOR = 4  # intervals between two looks while others announce their changes: those of older releases do not
 
 
 class ChangeNotifier:
@@ -25,6 +28,7 @@ class ChangeNotifier:
         self._versions: dict[int, int] = {}
         self._waiters: dict[int, set[asyncio.Future[None]]] = {}  # only changed in the event loop; no set is empty
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener = None if db.is_sqlite else ChangeListener(db)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="changes", daemon=True)
         self.closed = False
@@ -32,6 +36,8 @@ class ChangeNotifier:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start watching the database."""
         self._loop = loop
+        if self._listener is not None:
+            self._listener.start()
         self._thread.start()
 
     def waiter(self, federation_id: int) -> asyncio.Future[None]:
@@ -59,15 +65,21 @@ class ChangeNotifier:
             self._notify(federation_id)
 
     def stop(self) -> None:
-        """Stop the watching thread."""
+        """Stop watching."""
         self._stopping.set()
+        self._db.change_committed.set()
         if self._thread.is_alive():
             self._thread.join()
+            if self._listener is not None:
+                self._listener.stop()
 
     def _watch(self) -> None:
         changes, seen = None, None
-        while not self._stopping.wait(self._interval_s):
-            if not self._waiters:
+        while not self._stopping.is_set():
+            is_told = self._listener is not None and self._listener.is_listening
+            self._db.change_committed.wait(self._interval_s * (_LISTENING_FACTOR if is_told else 1))
+            self._db.change_committed.clear()  # before reading, so that no change is missed
+            if not self._waiters or self._stopping.is_set():
                 continue
             try:
                 changes = changes or CommitDetector(self._db)

@@ -24,7 +24,7 @@ def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Ide
             raise _invalid_token("The token is not valid: its client is unknown or its federation was deleted.")
         client, federation_name = row
         if _is_current(client, parts[1]):
-            _require_active(client)
+            _require_active(client.state)
             _require_own_certificate(client, certificate)
             if _is_first_use(client, parts[1], certificate):
                 client = _settle(ctx, client.id, parts[1], certificate)
@@ -86,22 +86,32 @@ def require_current_client(session: Session, identity: Identity) -> Client:
     query = select(Client).join(Federation).where(Federation.deleted_at.is_(None), Client.id == identity.client_id)
     client = session.execute(query).scalar_one_or_none()
     if client is None:
-        raise _invalid_token("The token is not valid: its federation was deleted.")
-    _require_active(client)
-    if client.token_generation != identity.token_generation:
-        raise _invalid_token()
+        raise deleted_federation()
+    require_current(client.state, client.token_generation, identity)
     return client
+
+
+def require_current(state: str, token_generation: int, identity: Identity) -> None:
+    """Raise unless a client in this state, with this generation of tokens, may go on with a long request."""
+    _require_active(state)
+    if token_generation != identity.token_generation:
+        raise _invalid_token()
+
+
+def deleted_federation() -> NotAuthenticated:
+    """Return the error for a client whose federation was deleted."""
+    return _invalid_token("The token is not valid: its federation was deleted.")
 
 
 def _invalid_token(message: str = "The token is not valid.") -> NotAuthenticated:
     return NotAuthenticated("invalid-token", message, next_step="Join with an invite to get one.")
 
 
-def _require_active(client: Client) -> None:
-    if client.state != "active":
+def _require_active(state: str) -> None:
+    if state != "active":
         raise NotAllowed(
-            f"client-{client.state}",
-            "This client was revoked by the operator." if client.state == "revoked" else "This client has left.",
+            f"client-{state}",
+            "This client was revoked by the operator." if state == "revoked" else "This client has left.",
             next_step="Join again with a new invite.",
         )
 

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from sqlalchemy.orm import object_session
 
+from server.service.answer_cache import AnswerCache
+from server.store.changes import announce_change
 from server.store.database import Database, after_commit
 from server.store.tables import Client, Federation, Round
 from shared.contract.plan import FederationPlan, read_stored_plan
@@ -44,11 +46,14 @@ class Context:
     clock: Callable[[], float] = time.time  # for people, invite expiry and changes per hour; never for deadlines
     monotonic: Callable[[], float] = time.monotonic  # counts uptime
     process_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    answers: AnswerCache = field(default_factory=AnswerCache, compare=False, repr=False)
 
 
 def notify_agents(federation: Federation) -> None:
     """End all long polls of this federation, on every replica, once this is committed; wake the worker as well."""
     federation.version += 1
+    if session := object_session(federation):
+        announce_change(session)
     wake_aggregator(federation)
 
 

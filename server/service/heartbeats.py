@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sqlalchemy import case, exists, or_, select, update
+from sqlalchemy import Float, bindparam, case, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from server.core.lifecycle import UNDER_WAY
@@ -19,6 +19,33 @@ from shared.contract.messages import StatusReport
 from shared.contract.plan import MIN_ABSENT_AFTER_S
 
 _CLOCK_WRONG_S = 60.0  # a stored time this far in the future came from a wrong clock
+
+_AT, _REPORTED_AT = bindparam("at", type_=Float), bindparam("reported_at", type_=Float)
+_CLIENT = update(Client).where(Client.id == bindparam("client"))
+_HEARD = _CLIENT.values(
+    heard_uptime=bindparam("now"),
+    last_seen_at=case(
+        # Another process may have written a later time.
+        ((Client.last_seen_at < _AT) | (Client.last_seen_at > _AT + _CLOCK_WRONG_S), _AT),
+        else_=Client.last_seen_at,
+    ),
+)
+_REPORTED = _CLIENT.where(
+    or_(  # another process may have a newer report
+        Client.status_at.is_(None),
+        Client.status_at < _REPORTED_AT,
+        Client.status_at > _REPORTED_AT + _CLOCK_WRONG_S,
+    )
+).values(
+    activity=bindparam("activity"),
+    activity_detail=bindparam("detail"),
+    troubles=bindparam("troubles"),
+    status_at=_REPORTED_AT,
+)
+# The site went back to an older agent, which is silent while it trains.
+_SILENT = _CLIENT.where(Client.status_at.is_not(None)).values(
+    activity="", activity_detail="", troubles="[]", status_at=None
+)
 
 
 @dataclass(frozen=True)
@@ -84,17 +111,26 @@ def _write_heartbeats(ctx: Context, seen: dict[str, Heartbeat]) -> list[int]:
     with ctx.db.write() as session:
         now = uptime(session)
         waiting = _federations_rejoined(session, seen, now)
-        for client_id, beat in sorted(seen.items()):
-            # Another process may have written a later time.
-            is_older = (Client.last_seen_at < beat.at) | (Client.last_seen_at > beat.at + _CLOCK_WRONG_S)
-            session.execute(
-                update(Client)
-                .where(Client.id == client_id)
-                .values(heard_uptime=now, last_seen_at=case((is_older, beat.at), else_=Client.last_seen_at))
-                .execution_options(synchronize_session=False)
-            )
-            _write_report(session, client_id, beat)
+        # Sorted, so that two processes lock the rows in the same order; together, because a round trip each takes long.
+        rows = [_row(client_id, beat, now) for client_id, beat in sorted(seen.items())]
+        reporting = [row for row in rows if "activity" in row]
+        silent = [row for row in rows if not row["can_report"]]
+        for statement, chosen in ((_HEARD, rows), (_REPORTED, reporting), (_SILENT, silent)):
+            if chosen:
+                session.connection().execute(statement, chosen)
     return waiting
+
+
+def _row(client_id: str, beat: Heartbeat, now: float) -> dict[str, object]:
+    row: dict[str, object] = {"client": client_id, "at": beat.at, "now": now, "can_report": beat.can_report}
+    if beat.report is not None:
+        row |= {
+            "activity": beat.report.activity,
+            "detail": beat.report.detail,
+            "troubles": json.dumps([trouble.model_dump() for trouble in beat.report.troubles]),
+            "reported_at": beat.reported_at,
+        }
+    return row
 
 
 def _federations_rejoined(session: Session, client_ids: Iterable[str], now: float) -> list[int]:
@@ -102,33 +138,6 @@ def _federations_rejoined(session: Session, client_ids: Iterable[str], now: floa
     query = select(Federation.id).join(Client, Client.federation_id == Federation.id).distinct()
     returned = Client.id.in_(client_ids) & (Client.heard_uptime <= now - MIN_ABSENT_AFTER_S)
     return list(session.execute(query.where(returned, Federation.state == "running", ~under_way)).scalars())
-
-
-def _write_report(session: Session, client_id: str, beat: Heartbeat) -> None:
-    report = beat.report
-    if report is not None:
-        values = {
-            "activity": report.activity,
-            "activity_detail": report.detail,
-            "troubles": json.dumps([trouble.model_dump() for trouble in report.troubles]),
-            "status_at": beat.reported_at,
-        }
-        is_outdated = or_(  # another process may have a newer report
-            Client.status_at.is_(None),
-            Client.status_at < beat.reported_at,
-            Client.status_at > beat.reported_at + _CLOCK_WRONG_S,
-        )
-    elif not beat.can_report:  # the site went back to an older agent, which is silent while it trains
-        values = {"activity": "", "activity_detail": "", "troubles": "[]", "status_at": None}
-        is_outdated = Client.status_at.is_not(None)
-    else:
-        return
-    session.execute(
-        update(Client)
-        .where(Client.id == client_id, is_outdated)
-        .values(**values)
-        .execution_options(synchronize_session=False)
-    )
 
 
 def _write_handed(ctx: Context, isolation: FailureIsolation, round_id: int, client_ids: set[str]) -> bool:

@@ -1,5 +1,6 @@
 """Lookups that several use cases share. They read and never write."""
 
+import json
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -8,12 +9,12 @@ from sqlalchemy.orm import Session
 
 from server.core.errors import NotAllowed, NotFound
 from server.core.lifecycle import UNDER_WAY
-from server.service.context import Identity, client_record, round_context, server_half_of
+from server.service.context import Identity, round_context, server_half_of
 from server.store.database import Database
 from server.store.tables import Client, Federation, Model, Participant, Round
 from shared.contract.class_totals import class_totals_fact
 from shared.contract.suggestions import did_you_mean
-from shared.learning.methods.base import RoundContext
+from shared.learning.methods.base import ClientRecord, RoundContext
 
 _MAX_NAMED = 500  # beyond this many ids, reading every federation's version is faster than naming them
 
@@ -101,7 +102,9 @@ def serving_context(session: Session, federation: Federation) -> RoundContext:
         # Rounds of older releases have no class totals, but the counts they come from.
         totals = class_totals_fact(client.class_counts for client in context.roster)
         return replace(context, facts=totals | context.facts)
-    roster = [client_record(client) for client in active_clients(session, federation)]
+    clients = select(Client.name, Client.class_counts)  # not whole rows: agents ask for this while they wait
+    active = session.execute(clients.where(Client.federation_id == federation.id, Client.state == "active"))
+    roster = [ClientRecord(name, tuple(json.loads(counts))) for name, counts in sorted(tuple(row) for row in active)]
     facts = server_half_of(federation.plan).facts(roster) if roster else {}  # no data, no heterogeneity
     return RoundContext(roster, facts)
 

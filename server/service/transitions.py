@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from server.core.lifecycle import (
@@ -73,10 +73,9 @@ def _snapshot(session: Session, federation: Federation, round_: Round) -> RoundS
     return RoundSnapshot(due, participants, round_.clock_started)
 
 
-def _absent_clients(session: Session, federation: Federation, clients: list[Client]) -> list[Client]:
-    """Return the clients that have been silent for longer than the plan allows."""
-    silent_since = uptime(session) - plan_of(federation.plan).rounds.absent_after_s
-    return [client for client in clients if client.heard_uptime <= silent_since]
+def _silent_since(session: Session, federation: Federation) -> float:
+    """Return the uptime since when an absent client has been silent: for longer than the plan allows."""
+    return uptime(session) - plan_of(federation.plan).rounds.absent_after_s
 
 
 def waiting_for(session: Session, ctx: Context, federation: Federation) -> Waiting | None:
@@ -117,12 +116,14 @@ def _decide_round(session: Session, federation: Federation, round_: Round) -> Wa
 
 def _decide_idle(session: Session, federation: Federation) -> OpenRound | Finish | Waiting | Fail:
     rules, now = plan_of(federation.plan).rounds, uptime(session)
-    clients = active_clients(session, federation)
+    query = select(Client.name, Client.heard_uptime)
+    query = query.where(Client.federation_id == federation.id, Client.state == "active")
+    heard, silent_since = session.execute(query).all(), _silent_since(session, federation)
     return decide_federation(
         rules,
         completed_rounds=federation.completed_rounds,
-        active_clients=len(clients),
-        absent=[client.name for client in _absent_clients(session, federation, clients)],
+        active_clients=len(heard),
+        absent=[name for name, heard_uptime in heard if heard_uptime <= silent_since],
         waiting_since=now if federation.due_uptime is None else federation.due_uptime - rules.join_deadline_s,
         latest_accuracy=_latest_accuracy(session, federation),
         stale_rounds=federation.stale_rounds,
@@ -272,7 +273,8 @@ def set_state(
 def _open_round(session: Session, ctx: Context, federation: Federation) -> None:
     plan, half, now = plan_of(federation.plan), server_half_of(federation.plan), ctx.clock()
     clients = active_clients(session, federation)
-    absent = _absent_clients(session, federation, clients)
+    silent_since = _silent_since(session, federation)
+    absent = [client for client in clients if client.heard_uptime <= silent_since]
     roster = [client_record(client) for client in clients]
     number = next_number(session, federation)
     round_ = Round(
@@ -287,7 +289,10 @@ def _open_round(session: Session, ctx: Context, federation: Federation) -> None:
     session.flush()
     ids = {client.name: client.id for client in clients if client not in absent}
     chosen = choose_participants(ids, plan.rounds.sample_fraction, plan.seed, number)
-    session.add_all(Participant(round_id=round_.id, client_id=ids[name]) for name in chosen)
+    # Without an object each: all clients wait for this transaction.
+    rows = [{"round_id": round_.id, "client_id": ids[name]} for name in chosen]
+    if rows:
+        session.execute(insert(Participant), rows)
     session.add_all(
         Absence(round_id=round_.id, client_id=client.id, reason=f"not chosen: {_explain(session, client)}")
         for client in absent

@@ -4,7 +4,7 @@ import asyncio
 import json
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -302,14 +302,15 @@ def test_a_thousand_agents_wait_without_a_thread_each(coordinator: CoordinatorPr
 @pytest.mark.parametrize("empty_db_url", ["sqlite"], indirect=True)
 def test_stopping_answers_open_polls_without_the_database(db_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand reads of a busy database would outlast the grace period, and the rest would be cut off."""
-    looks: list[TaskAnswer] = []
+    looks: list[object] = []
 
-    def counted(ctx: Context, identity: Identity) -> TaskAnswer:
-        looks.append(task(ctx, identity))
-        return looks[-1]
+    def counted(ctx: Context, federation_id: int, identities: Sequence[Identity]) -> Sequence[object]:
+        found = answers(ctx, federation_id, identities)
+        looks.extend(found)
+        return found
 
-    task = tasks.task
-    monkeypatch.setattr(tasks, "task", counted)
+    answers = tasks.answers
+    monkeypatch.setattr(tasks, "answers", counted)
     with ExitStack() as stack:
         with SocketApi(db_url, polls_per_client=0) as api:
             api.create(plan := small_plan("stopping", method={"name": "fedavg"}))

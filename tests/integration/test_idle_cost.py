@@ -5,16 +5,20 @@ import threading
 
 import pytest
 from support.desk import OPERATOR, Desk, fedavg_plan
-from support.many_rows import copy_federation, statements
+from support.many_rows import copy_client, copy_federation, statements
 
 from server.http.change_notifier import ChangeNotifier
-from server.service import federations, queries
+from server.service import federations, queries, tasks
 from server.service.aggregation import Aggregator
+from server.service.context import Context, Identity
 from server.service.deadlines import enforce_deadlines
+from server.service.heartbeats import Heartbeats
 from server.store.commit_detector import CommitDetector
 from server.store.database import Database
+from shared.contract.messages import StatusReport, TaskAnswer
 
 FEDERATIONS = 1000
+CLIENTS = 1000
 
 
 @pytest.fixture(params=["waiting for sites", "round open"])
@@ -91,6 +95,64 @@ def test_the_watcher_reads_no_versions_until_something_is_committed(
         return idle
 
     assert len(asyncio.run(watch())) <= 1  # PostgreSQL's own background work commits now and then
+
+
+def polls(desk: Desk) -> tuple[list[Identity], int]:
+    """Return the active clients, as authenticated, and the id of their federation."""
+    with desk.db.read() as session:
+        federation = queries.load_federation(session, desk.name)
+        clients = queries.active_clients(session, federation)
+        found = [Identity(one.id, one.name, federation.id, desk.name, one.token_generation) for one in clients]
+        return found, federation.id
+
+
+@pytest.mark.parametrize("state", ["created", "waiting for sites", "round open", "round done"])
+def test_a_poll_reads_the_same_however_many_clients_there_are(clean_db: Database, state: str) -> None:
+    """The first one after a change, and those that follow."""
+    desk = Desk(clean_db, fedavg_plan(min_clients=2 * CLIENTS if state == "waiting for sites" else 1), start=False)
+    north = desk.join("north")
+    if state != "created":
+        federations.start(desk.ctx, OPERATOR, desk.name)
+    if state == "round done":
+        desk.run_round({north: 1})
+    costs = []
+    for copies in (1, CLIENTS - 2):
+        copy_client(clean_db, copies, label=f"copy-of-{copies}")
+        ctx = Context(clean_db)  # another process, which knows nothing
+        for _ in range(2):
+            with statements(clean_db) as seen:
+                tasks.task(ctx, north)
+            costs.append(len(seen))
+    assert costs[:2] == costs[2:]
+    assert costs[1] == 1
+
+
+def test_polls_of_a_thousand_clients_are_answered_together(clean_db: Database) -> None:
+    desk = Desk(clean_db)
+    north = desk.join("north")
+    copy_client(clean_db, CLIENTS - 1)
+    clients, federation_id = polls(desk)
+    tasks.answers(desk.ctx, federation_id, clients)
+    with statements(clean_db) as seen:
+        answers = tasks.answers(desk.ctx, federation_id, clients)
+    assert len(seen) == 2
+    actions = [answer.action for answer in answers if isinstance(answer, TaskAnswer)]
+    assert (len(actions), actions.count("train")) == (CLIENTS, 1)
+    assert answers[[client.client_id for client in clients].index(north.client_id)] == tasks.task(desk.ctx, north)
+
+
+def test_heartbeats_are_written_together(clean_db: Database) -> None:
+    desk = Desk(clean_db)
+    desk.join("north")
+    copy_client(clean_db, CLIENTS - 1)
+    beats, (clients, _) = Heartbeats(), polls(desk)
+    for number, client in enumerate(clients):
+        beats.note(client.client_id, desk.clock(), can_report=number % 2 == 0)
+        if number % 4 == 0:
+            beats.note_report(client.client_id, desk.clock(), StatusReport(activity="waiting"))
+    with statements(clean_db) as seen:
+        beats.flush(desk.ctx)
+    assert len(seen) <= 8, seen
 
 
 def test_the_marker_changes_with_every_commit_of_anybody(clean_db: Database) -> None:

@@ -37,6 +37,14 @@ def _copied(table: type[Base], row: dict[str, Any], number: int) -> dict[str, An
     return row
 
 
+def copy_client(db: Database, copies: int, label: str = "copy") -> None:
+    """Copy the client called north within its federation; no round has chosen the copies."""
+    with db.write() as session:
+        row = dict(session.execute(select(Client.__table__).where(Client.name == "north")).mappings().one())
+        names = [f"{label}-{number}" for number in range(copies)]
+        session.execute(insert(Client), [{**row, "id": name.replace("-", ""), "name": name} for name in names])
+
+
 def copy_round(db: Database, number: int, copies: int) -> None:
     """Copy a finished round, with its updates and evaluations, to rounds with new numbers."""
     with db.write() as session:

@@ -25,6 +25,7 @@ from lab.bench.storage import new_storage
 from lab.bench.swarm import Swarm
 from lab.bench.thin_client import ThinClient, UpdateBody
 from lab.demo.processes import Processes
+from shared.contract.errors import DistransError
 from shared.contract.plan import FederationPlan
 
 
@@ -64,7 +65,13 @@ def run_bench(console: Console, options: RoundOptions) -> None:
                 place = folder / f"{clients}-{megabytes:g}"
                 place.mkdir()
                 size = _Size(plan, clients, place, options, programs)
-                results.append(size.measure(tell))
+                try:
+                    results.append(size.measure(tell))
+                except DistransError as error:
+                    if str(folder) not in (error.next_step or ""):
+                        raise
+                    # The log it refers to is about to be removed; the message has its last lines.
+                    raise DistransError(error.message, next_step="Try again, or with fewer clients.") from error
                 print_result(console, results[-1])
                 if options.json is not None:
                     write_json(options.json, results)

@@ -122,7 +122,7 @@ class ThinClient:
                 break
         if self._stopping.is_set():
             raise Stopped
-        raise DistransError(f"{method} {url} failed: {reason}", next_step="See the coordinator's log, above.")
+        raise DistransError(f"{method} {url} failed: {reason}", next_step="Try again, or with fewer clients.")
 
     def _request(
         self, method: str, url: str, body: Any, headers: dict[str, str], *, keeps_body: bool = True

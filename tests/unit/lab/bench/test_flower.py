@@ -59,11 +59,10 @@ def write(program: Path, code: str) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads a process's state from Linux's /proc")
 def test_nodes_run_only_during_flowers_rounds(programs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "flower"
-    with Processes(tmp_path / "logs") as processes:
-        with open_flower(processes, programs, folder, 3, [10, 20]) as flower:
-            assert [flower.run_round(), flower.run_round()] == [33, 33]
-            nodes = processes.pid("flower-nodes")
-            eventually(lambda: Path(f"/proc/{nodes}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    with Processes(tmp_path / "logs") as processes, open_flower(processes, programs, folder, 3, [10, 20]) as flower:
+        assert [flower.run_round(), flower.run_round()] == [33, 33]
+        nodes = processes.pid("flower-nodes")
+        eventually(lambda: Path(f"/proc/{nodes}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     assert not Path(f"/proc/{nodes}").exists()
     assert json.loads((folder / "description.json").read_text()) == {"clients": 3, "sizes": [10, 20]}
 

@@ -69,12 +69,11 @@ def test_peers_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> N
     assert default_peers_folder() == Path("/cache/distrans/peers")
 
 
-def test_failed_installation_is_reported_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(DistransError, match=r"Cannot install no-such-peer==1: .*no-such-peer.*--peers"):
-        peer_programs(tmp_path, "peer", "no-such-peer==1")
-    assert not (tmp_path / "peer").exists()
+def test_failed_installation_is_reported(tmp_path: Path) -> None:
+    occupied = tmp_path / "peers"
+    occupied.write_text("not a folder")
+    with pytest.raises(DistransError, match=r"Cannot install no-such-peer==1: .*directory.*--peers"):
+        peer_programs(occupied, "peer", "no-such-peer==1")
 
 
 @pytest.mark.parametrize("numbers", ["", "0", "ten", "10,,40", "-1"])

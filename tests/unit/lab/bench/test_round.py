@@ -64,7 +64,8 @@ def test_database_and_prefix_are_removed(
     size, _ = run_tiny(tmp_path, database=postgres_url, blobs=bucket)
     assert size["storage"] == "PostgreSQL and s3:// blobs"
     assert size["rounds"][0]["disk_bytes"] is None  # a bucket does not tell
-    assert [requests.count(method) for method in ("HEAD", "PATCH", "PUT")] == [2, 2, 0]
+    assert {"HEAD", "PATCH"} < set(requests)
+    assert "PUT" not in requests
     assert not list(scratch.iterdir())
     assert not list(ObjectStore(bucket).list_keys())
     with psycopg.connect(postgres_url) as connection:
@@ -103,12 +104,14 @@ def test_unreachable_database_is_reported(tmp_path: Path, scratch: Path) -> None
 def test_ctrl_c_stops_everything(scratch: Path) -> None:
     sizes = ["--clients", "2", "--megabytes", "0.02", "--rounds", "1000"]
     bench = LoggedProcess(["distrans-lab", "bench", "round", *sizes], forked=True, TMPDIR=str(scratch))
-    eventually(
-        lambda: [log for log in scratch.glob("distrans-bench-*/*/logs/*.log") if "startup complete" in log.read_text()]
-    )
-    assert users_of(scratch / "distrans-bench-")
-    bench.process.send_signal(signal.SIGINT)
-    assert bench.wait() == 130
+    try:
+        logs = "distrans-bench-*/*/logs/*.log"
+        eventually(lambda: any("startup complete" in log.read_text() for log in scratch.glob(logs)), timeout_s=300)
+        assert users_of(scratch / "distrans-bench-")
+    finally:
+        bench.process.send_signal(signal.SIGINT)
+        code = bench.wait()
+    assert code == 130
     assert not list(scratch.glob("distrans-bench-*"))
     assert not users_of(scratch / "distrans-bench-")
 

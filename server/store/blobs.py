@@ -7,16 +7,17 @@ without its bytes. `server.service.cleaning` removes such objects.
 
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select
+from sqlalchemy import ColumnElement, and_, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Gone
-from server.store.database import LOCK, Database, after_commit
+from server.store.database import BULK_PAUSE_S, Database, after_commit
 from server.store.object_store import ObjectStoreError, ObjectStoreFull
 from server.store.ownership import claim, claim_once
 from server.store.tables import BLOB_REFERENCES, Blob, BlobChunk
@@ -65,21 +66,15 @@ def _stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
         raise
 
 
-def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
-    """Append to an unsealed blob; return its new size."""
-    blob = session.get_one(Blob, blob_id, with_for_update=LOCK)
+def append(session: Session, blob_id: str, begin: int, pieces: list[Piece]) -> int:
+    """Append to an unsealed blob of `begin` bytes, locked by the caller; return its new size."""
     for piece in pieces:
-        session.add(
-            BlobChunk(
-                blob_id=blob_id,
-                start=blob.size_bytes,
-                size_bytes=piece.size_bytes,
-                data=piece.data,
-                object_key=piece.object_key,
-            )
-        )
-        blob.size_bytes += piece.size_bytes
-    return blob.size_bytes
+        row = {"start": begin, "size_bytes": piece.size_bytes, "data": piece.data, "object_key": piece.object_key}
+        session.execute(insert(BlobChunk).values(blob_id=blob_id, **row))
+        begin += piece.size_bytes
+    if pieces:
+        session.execute(update(Blob).where(Blob.id == blob_id).values(size_bytes=begin))
+    return begin
 
 
 def seal(session: Session, blob_id: str, digest: str) -> Blob:
@@ -116,9 +111,11 @@ def remove(db: Database, blob_id: str) -> None:
     """Remove an unreferenced blob, a few chunks per transaction."""
     is_gone = False
     while not is_gone:
-        with db.write() as session:
+        with db.write(durable=False) as session:  # what a power cut brings back is found again
             is_gone, keys = _remove_some(session, blob_id)
         _delete_objects(db, keys)
+        if not is_gone:
+            time.sleep(BULK_PAUSE_S)
 
 
 def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
@@ -139,7 +136,8 @@ def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
 
 
 def _delete_objects(db: Database, keys: list[str]) -> None:
-    if db.objects is not None:
+    if db.objects is not None and keys:
+        db.sync()  # that nothing refers to them
         db.objects.delete(keys)
 
 
@@ -154,10 +152,10 @@ def store(db: Database, data: bytes) -> str:
     try:
         for begin in range(0, max(len(data), 1), CHUNK_BYTES):
             pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
-            with db.write() as session:
+            with db.write(durable=False) as session:  # the transaction that refers to it makes it durable
                 if begin == 0:
                     begin_blob(session, blob_id)
-                append(session, blob_id, pieces)
+                append(session, blob_id, begin, pieces)
                 if begin + CHUNK_BYTES >= len(data):
                     seal(session, blob_id, hashlib.sha256(data).hexdigest())
     except Exception:

@@ -86,6 +86,7 @@ class Database:
         # Separate, so that `check` answers while all other connections are blocked.
         self._probe = self._open(1, 0)
         self._write_engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
+        self._relaxed_engine = self._write_engine.execution_options(distrans_synchronous="NORMAL")
 
     def _open(self, connections: int, more: int) -> Engine:
         connect_args: dict[str, Any] = (
@@ -114,19 +115,31 @@ class Database:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
         """Run one transaction: all or nothing, and durable once the block has ended.
 
-        Keep it short: on SQLite all other writers wait; on PostgreSQL, those that need the same rows.
+        Keep it short: on SQLite all other writers wait; on PostgreSQL, those that need the same rows. One that is not
+        `durable` may be undone by a power cut until the next durable one commits, which covers all before it.
         """
         turn: AbstractContextManager[Any] = self._writing if self.is_sqlite else nullcontext()
-        with turn, Session(self._write_engine, expire_on_commit=False) as session, session.begin():
+        engine = self._write_engine if durable else self._relaxed_engine
+        with turn, Session(engine, expire_on_commit=False) as session, session.begin():
+            if not durable and not self.is_sqlite:
+                session.execute(text("SET LOCAL synchronous_commit = off"))
             yield session
             self._insert_last(session)
         for step in session.info.get(_AFTER_COMMIT, []):
             step(self)
         if self.is_sqlite and time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
+
+    def sync(self) -> None:
+        """Make everything committed so far durable."""
+        if self.is_sqlite:
+            sqlite.sync_wal(self.file)
+            return
+        with self.write() as session:
+            session.execute(text("SELECT pg_current_xact_id()"))  # without an id, a commit would wait for nothing
 
     def _insert_last(self, session: Session) -> None:
         if rows := session.info.pop(_LAST, []):
@@ -164,6 +177,8 @@ class Database:
             return True
         try:
             with self._writing, closing(self.engine.raw_connection()) as connection:
+                if sqlite.wal_bytes(self.file) <= sqlite.WAL_LIMIT_BYTES:  # another thread was faster
+                    return True
                 if sqlite.truncate_wal(connection.driver_connection):  # type: ignore[arg-type]  # sqlite3's
                     return True
         except (sqlite3.Error, SQLAlchemyError) as error:  # commits are safe in the log
@@ -237,7 +252,7 @@ class _Snapshot(Database):
         yield self._session
 
     @override
-    def write(self) -> NoReturn:
+    def write(self, *, durable: bool = True) -> NoReturn:
         raise TypeError("a snapshot cannot be written")
 
 

@@ -17,7 +17,8 @@ from server.store import database, failures
 from server.store.database import Database, DatabaseOptions
 from server.store.object_store import ObjectStore, ObjectStoreFull
 
-PLAN = small_plan(method={"name": "fedavg"}, rounds={"min_clients": 1, "count": 3})
+# Larger than a few pages, so that an upload cannot fit into those that are there.
+PLAN = small_plan(method={"name": "fedavg"}, model={"dense_dim": 1000}, rounds={"min_clients": 1, "count": 3})
 BODY = update_body(PLAN, {}, 1)
 
 
@@ -40,6 +41,8 @@ class Disk:
         self.api, self.db = api, api.app.state.ctx.db
 
     def fill(self) -> None:
+        with self.db.engine.connect() as connection:
+            connection.connection.cursor().execute("VACUUM")  # no free pages are left
         event.listen(self.db.engine, "connect", self._limit)
         self.db.engine.dispose()
 

@@ -1,8 +1,6 @@
 """Resumable uploads: parts (POST, PATCH), status (HEAD) and cancellation (DELETE)."""
 
-import hashlib
 from dataclasses import dataclass, field
-from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -10,11 +8,10 @@ from server.core.errors import Conflict, InvalidInput, NotFound
 from server.service.context import Context, Identity
 from server.service.queries import round_of
 from server.service.uploads import transfers
+from server.service.uploads.validation import Validation
 from server.store import blobs
-from server.store.database import LOCK
 from server.store.tables import Blob, Transfer, Update
 from shared.contract.messages import UpdateReceipt
-from shared.tensors.checker import Checker
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ class UploadPart:
         self._digest, self._is_last = digest, is_last
         self._transfer_id: str | None = None
         self._position = 0
-        with ctx.db.write() as session:
+        self._fault: InvalidInput | None = None
+        with ctx.db.write(durable=False) as session:
             self._spec, is_accepted = transfers.check_opening(session, identity, round_id, length)
             if is_accepted:
                 return  # `finish` compares the digests
@@ -94,6 +92,8 @@ class UploadPart:
                 raise OffsetMismatch(stored, offset)
             self._length, self._digest = _agree(found, stored, length, digest)
             self._transfer_id, self._blob_id, self._position = found.id, found.blob_id, stored
+        # A body that this request sends whole is validated on the way, any other one once it is complete.
+        self._validation = Validation(self._spec) if self._position == 0 else None
 
     def feed(self, data: bytes) -> None:
         """Store the next bytes."""
@@ -108,12 +108,20 @@ class UploadPart:
         if end > self._spec.max_total_bytes:
             raise transfers.UpdateTooLarge(self._spec)
         pieces = blobs.stage(self._ctx.db, self._blob_id, data)
-        with self._ctx.db.write() as session:
-            participant, transfer = transfers.lock(session, self._identity, self._round_id, self._transfer_id)
-            stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
-            if stored != self._position:  # another request is appending to the same upload
-                raise OffsetMismatch(stored, self._position)
-            self._position = transfers.append(session, participant, transfer, pieces)
+        with self._ctx.db.write(durable=False) as session:
+            progress = transfers.lock(session, self._transfer_id)
+            if progress.size_bytes != self._position:  # another request is appending to the same upload
+                raise OffsetMismatch(progress.size_bytes, self._position)
+            self._position = transfers.append(session, progress, pieces)
+        self._validate(data)
+
+    def _validate(self, data: bytes) -> None:
+        if self._validation is None or self._fault is not None:
+            return
+        try:
+            self._validation.feed(data)
+        except InvalidInput as error:
+            self._fault = error  # for `finish`: an upload is refused once it is complete
 
     @property
     def upload_id(self) -> str | None:
@@ -137,6 +145,7 @@ class UploadPart:
         if self._transfer_id is None:
             return transfers.repeated_receipt(self._ctx, self._identity, self._round_id, self._digest)
         if not self.ends_upload:
+            self._ctx.db.sync()  # the answer promises that these bytes are kept
             return UploadStatus(self._position, self._length or None, False, self.max_bytes, self._transfer_id)
         if self._length and self._position != self._length:
             raise InconsistentLength(
@@ -146,24 +155,28 @@ class UploadPart:
             transfer = session.get(Transfer, self._transfer_id)
         if transfer is None:
             return _ended(self._ctx, self._identity, self._round_id, self._digest)
-        checker, sha = Checker(self._spec), hashlib.sha256()
         try:
-            for piece in blobs.read(self._ctx.db, transfer.blob_id):
-                sha.update(piece)
-                transfers.translating_wire_errors(partial(checker.feed, piece))
-            if self._digest and sha.hexdigest() != self._digest:
+            validation = self._validation or self._read_back(transfer.blob_id)
+            if self._fault is not None:
+                raise self._fault
+            if self._digest and validation.digest != self._digest:
                 raise InvalidInput(
                     "digest-mismatch",
                     "The upload does not match its Repr-Digest.",
                     next_step="Start over from byte 0.",
                 )
-            metadata = transfers.translating_wire_errors(checker.finish)
-            return transfers.accept(
-                self._ctx, self._identity, self._round_id, self._transfer_id, sha.hexdigest(), metadata
-            )
+            valid = validation.finish()
+            return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid)
         except InvalidInput:
             transfers.remove(self._ctx, self._transfer_id)  # an invalid upload cannot become valid
             raise
+
+    def _read_back(self, blob_id: str) -> Validation:
+        """Validate an upload of several requests."""
+        validation = Validation(self._spec)
+        for piece in blobs.read(self._ctx.db, blob_id):
+            validation.feed(piece)
+        return validation
 
 
 def status(ctx: Context, identity: Identity, round_id: int, upload_id: str | None = None) -> UploadStatus:
@@ -179,7 +192,8 @@ def status(ctx: Context, identity: Identity, round_id: int, upload_id: str | Non
         if found is None:
             return UploadStatus(0, None, False, max_bytes)
         stored = session.get_one(Blob, found.blob_id).size_bytes
-        return UploadStatus(stored, found.length_bytes or None, False, max_bytes, found.id)
+    ctx.db.sync()  # as in `UploadPart.finish`
+    return UploadStatus(stored, found.length_bytes or None, False, max_bytes, found.id)
 
 
 def cancel(ctx: Context, identity: Identity, round_id: int, upload_id: str | None = None) -> None:

@@ -80,6 +80,7 @@ class Database:
         self._full_at: float | None = None
         self._checkpoint_at = 0.0
         self.work_available = threading.Event()  # set after a commit that gives the background worker something to do
+        self.removal_due = threading.Event()  # set after a commit that leaves the cleaner something to remove
         if self.is_sqlite:
             self.file = _prepare_file(parsed, create=create)
         self.engine = self._open(self.options.connections, self.options.more_connections)

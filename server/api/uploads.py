@@ -14,7 +14,7 @@ from server.api.errors import problem_of
 from server.api.guard import guarded
 from server.api.limits import UPLOAD, LimitsOf
 from server.api.rounds import RoundId
-from server.api.streaming import BINARY, MEDIA_TYPE, parse_digest, read_pieces
+from server.api.streaming import BINARY, MEDIA_TYPE, UploadStalled, parse_digest, read_pieces
 from server.core.errors import InvalidInput
 from server.service.uploads import resumable
 from server.service.uploads.resumable import InconsistentLength, UploadPart, UploadStatus
@@ -197,8 +197,12 @@ async def _open_part(
 
 async def _receive(request: Request, part: UploadPart, limits: LimitsOf) -> Response:
     """Store the body and return the receipt, or the progress of the upload."""
-    async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
-        await run_in_threadpool(part.feed, piece)
+    try:
+        async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
+            await run_in_threadpool(part.feed, piece)
+    except UploadStalled:
+        await run_in_threadpool(part.save)
+        raise
     try:
         result = await run_in_threadpool(part.finish)
     except InvalidInput as error:

@@ -26,7 +26,7 @@ from server.service.transitions import advance, fail_round
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.database import LOCK
-from server.store.object_store import ObjectMissing
+from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round, Update
 from shared.learning.methods.base import ClientRecord, RoundContext, ServerState
 from shared.tensors.names import PERSONAL, SHARED, Tensors, strip_prefix

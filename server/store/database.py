@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from typing_extensions import override
 
 from server.store import failures, postgresql, sqlite
-from server.store.object_store import ObjectStore
+from server.store.objects.addresses import open_store
 from shared.contract.errors import DistransError
 
 # FOR NO KEY UPDATE: does not block inserts of rows with foreign keys to the locked row, which could deadlock.
@@ -45,7 +45,7 @@ class DatabaseOptions:
 
     connections: int = 5  # kept open
     more_connections: int = 15  # opened when needed
-    reserve_bytes: int = 64 * 1024 * 1024  # with less free space SQLite accepts no uploads; everything else works
+    reserve_bytes: int = 64 * 1024 * 1024  # with less free space, disks accept no uploads; everything else works
     timeouts: postgresql.Timeouts = field(default_factory=postgresql.Timeouts)
 
 
@@ -75,7 +75,7 @@ class Database:
         self.url = parsed = _parse(url)
         self.options = options or DatabaseOptions()
         self.is_sqlite = parsed.drivername == "sqlite"
-        self.objects = ObjectStore(blobs) if blobs else None  # None: blobs are stored in the database
+        self.objects = open_store(blobs) if blobs else None  # None: blobs are stored in the database
         self._writing = threading.Lock()
         self._full_at: float | None = None
         self._checkpoint_at = 0.0
@@ -190,11 +190,11 @@ class Database:
     def is_full(self) -> bool:
         """Return whether there is no room for uploads, or a write recently failed for lack of space."""
         failed_recently = self._full_at is not None and time.monotonic() < self._full_at + _FULL_FOR_S
-        return failed_recently or self._lacks_room()
+        return failed_recently or self._lacks_room() or self._objects_lack_room()
 
     def require_room(self, size_bytes: int = 0) -> None:
         """Raise StorageFull if storing this many more bytes would eat into the reserve."""
-        if self._lacks_room(size_bytes):
+        if self._lacks_room(size_bytes) if self.objects is None else self._objects_lack_room(size_bytes):
             raise failures.StorageFull(
                 "The coordinator's disk is full.", next_step="Ask its operator to free some disk space."
             )
@@ -211,6 +211,10 @@ class Database:
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
             )
         return bool(free + pages * size < needed)
+
+    def _objects_lack_room(self, size_bytes: int = 0) -> bool:
+        free = None if self.objects is None else self.objects.free_bytes()
+        return free is not None and free < self.options.reserve_bytes + size_bytes
 
     @property
     def _log_reserve_bytes(self) -> int:

@@ -15,7 +15,8 @@ from server.service.cleaning import Cleaner
 from server.service.retention import Retention
 from server.store import database, failures
 from server.store.database import Database, DatabaseOptions
-from server.store.object_store import ObjectStore, ObjectStoreFull
+from server.store.objects.bucket import Bucket
+from server.store.objects.store import ObjectStoreFull
 
 # Larger than a few pages, so that an upload cannot fit into those that are there.
 PLAN = small_plan(method={"name": "fedavg"}, model={"dense_dim": 1000}, rounds={"min_clients": 1, "count": 3})
@@ -152,7 +153,7 @@ class TestErrors:
             with monkeypatch.context() as patch:
                 patch.setattr("obstore.put", full)
                 with pytest.raises(ObjectStoreFull, match="is full"):
-                    ObjectStore(bucket).put("blob", b"bytes")
+                    Bucket(bucket).put("blob", b"bytes")
                 assert problem_of(site.put(round_id, BODY)) == (507, "storage-full")
                 assert problem_of(api.call("GET", "/readyz", token=None)) == (503, "storage-full")
             assert site.put(round_id, BODY).status_code == 200

@@ -11,6 +11,7 @@ from server.service.uploads import transfers
 from server.service.uploads.validation import Validation
 from server.store import blobs
 from server.store.tables import Blob, Transfer, Update
+from shared.contract.errors import DistransError
 from shared.contract.messages import UpdateReceipt
 
 
@@ -49,7 +50,7 @@ class InconsistentLength(InvalidInput):
 
 
 class UploadPart:
-    """One POST or PATCH of a resumable upload. Bytes fed stay stored, whatever happens to the request.
+    """One POST or PATCH of a resumable upload. `feed` its bytes, then `finish`, or `save` if the request is cut off.
 
     Any request may give the length and digest of the whole upload; later requests may then omit them.
     """
@@ -91,12 +92,13 @@ class UploadPart:
             if stored != offset:
                 raise OffsetMismatch(stored, offset)
             self._length, self._digest = _agree(found, stored, length, digest)
-            self._transfer_id, self._blob_id, self._position = found.id, found.blob_id, stored
+            self._transfer_id, self._position, self._recorded = found.id, stored, stored
+            self._writer = blobs.Writer(ctx.db, found.blob_id)
         # A body that this request sends whole is validated on the way, any other one once it is complete.
         self._validation = Validation(self._spec) if self._position == 0 else None
 
     def feed(self, data: bytes) -> None:
-        """Store the next bytes."""
+        """Store the next bytes; from time to time, `save` them."""
         end = self._position + len(data)
         if self._transfer_id is None:  # already accepted; even so, a repeat may not be too large
             if end > self._spec.max_total_bytes:
@@ -107,13 +109,25 @@ class UploadPart:
             raise InvalidInput("too-many-bytes", f"The body exceeds the Upload-Length of {self._length} bytes.")
         if end > self._spec.max_total_bytes:
             raise transfers.UpdateTooLarge(self._spec)
-        pieces = blobs.stage(self._ctx.db, self._blob_id, data)
-        with self._ctx.db.write(durable=False) as session:
-            progress = transfers.lock(session, self._transfer_id)
-            if progress.size_bytes != self._position:  # another request is appending to the same upload
-                raise OffsetMismatch(progress.size_bytes, self._position)
-            self._position = transfers.append(session, progress, pieces)
+        self._writer.write(data)
+        self._position = end
         self._validate(data)
+        if self._writer.is_due:
+            self.save()
+
+    def save(self) -> None:
+        """Keep the bytes fed so far, whatever happens to this request."""
+        if self._transfer_id is None:
+            return
+        try:
+            with self._writer.flushed() as pieces, self._ctx.db.write(durable=False) as session:
+                progress = transfers.lock(session, self._transfer_id)
+                if progress.size_bytes != self._recorded:  # another request is appending to the same upload
+                    raise OffsetMismatch(progress.size_bytes, self._recorded)
+                self._recorded = transfers.append(session, progress, pieces)
+        except DistransError:
+            self._writer.discard()
+            raise
 
     def _validate(self, data: bytes) -> None:
         if self._validation is None or self._fault is not None:
@@ -145,6 +159,7 @@ class UploadPart:
         if self._transfer_id is None:
             return transfers.repeated_receipt(self._ctx, self._identity, self._round_id, self._digest)
         if not self.ends_upload:
+            self.save()
             self._ctx.db.sync()  # the answer promises that these bytes are kept
             return UploadStatus(self._position, self._length or None, False, self.max_bytes, self._transfer_id)
         if self._length and self._position != self._length:
@@ -156,6 +171,8 @@ class UploadPart:
         if transfer is None:
             return _ended(self._ctx, self._identity, self._round_id, self._digest)
         try:
+            if self._validation is None:
+                self.save()
             validation = self._validation or self._read_back(transfer.blob_id)
             if self._fault is not None:
                 raise self._fault
@@ -166,9 +183,14 @@ class UploadPart:
                     next_step="Start over from byte 0.",
                 )
             valid = validation.finish()
-            return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid)
+            with self._writer.flushed() as pieces:
+                return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid, pieces)
         except InvalidInput:
             transfers.remove(self._ctx, self._transfer_id)  # an invalid upload cannot become valid
+            self._writer.discard()
+            raise
+        except DistransError:
+            self._writer.discard()
             raise
 
     def _read_back(self, blob_id: str) -> Validation:

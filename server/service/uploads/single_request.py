@@ -24,7 +24,8 @@ class SingleRequestUpload:
             self._validation = Validation(self._spec)
             if not is_accepted:  # else the body is only compared, so that a repeat gets the same answer
                 transfer = transfers.start(session, ctx, identity, round_id, resumable=False, length=length or 0)
-                self._transfer_id, self._blob_id = transfer.id, transfer.blob_id
+                self._transfer_id = transfer.id
+                self._writer = blobs.Writer(ctx.db, transfer.blob_id)
 
     def feed(self, data: bytes) -> None:
         """Validate and store the next bytes."""
@@ -35,9 +36,10 @@ class SingleRequestUpload:
             self._repeated.update(data)
             return
         self._validation.feed(data)
-        pieces = blobs.stage(self._ctx.db, self._blob_id, data)
-        with self._ctx.db.write(durable=False) as session:
-            transfers.append(session, transfers.lock(session, self._transfer_id), pieces)
+        self._writer.write(data)
+        if self._writer.is_due:
+            with self._writer.flushed() as pieces, self._ctx.db.write(durable=False) as session:
+                transfers.append(session, transfers.lock(session, self._transfer_id), pieces)
 
     def finish(self) -> UpdateReceipt:
         """Accept the complete body, or raise."""
@@ -49,9 +51,11 @@ class SingleRequestUpload:
         if self._transfer_id is None:
             return transfers.repeated_receipt(self._ctx, self._identity, self._round_id, digest)
         valid = self._validation.finish()
-        return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid)
+        with self._writer.flushed() as pieces:
+            return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid, pieces)
 
     def abandon(self) -> None:
         """Remove what has been stored."""
         if self._transfer_id is not None:
             transfers.remove(self._ctx, self._transfer_id)
+            self._writer.discard()

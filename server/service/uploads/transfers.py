@@ -16,6 +16,7 @@ from server.service.uploads.validation import ValidBody
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.database import LOCK
+from server.store.objects.store import Piece
 from server.store.tables import Blob, Client, CoordinatorClock, Federation, Participant, Round, Transfer, Update
 from shared.contract.measurements import TrainingReport
 from shared.contract.messages import UpdateReceipt
@@ -86,13 +87,6 @@ def lock(session: Session, transfer_id: str) -> Progress:
     return Progress(*row)
 
 
-def _lock_transfer(session: Session, transfer_id: str) -> Transfer:
-    transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
-    if transfer is None:
-        raise upload_ended()
-    return transfer
-
-
 def spec_of(session: Session, round_: Round) -> Spec:
     """Return the spec of an update of the round."""
     return update_spec(session.get_one(Federation, round_.federation_id).plan, round_.facts)
@@ -148,7 +142,7 @@ def start(
     return transfer
 
 
-def append(session: Session, progress: Progress, pieces: list[blobs.Piece]) -> int:
+def append(session: Session, progress: Progress, pieces: list[Piece]) -> int:
     """Append bytes and return the new size.
 
     An upload counts as growing only beyond the largest size the client ever reached: otherwise a client that keeps
@@ -180,8 +174,18 @@ def remove(ctx: Context, transfer_id: str) -> None:
             remove_in(session, transfer)
 
 
-def accept(ctx: Context, identity: Identity, round_id: int, transfer_id: str, valid: ValidBody) -> UpdateReceipt:
-    """Turn a complete, valid upload into the client's update and advance the round. A repeat gets the same receipt."""
+def accept(
+    ctx: Context,
+    identity: Identity,
+    round_id: int,
+    transfer_id: str,
+    valid: ValidBody,
+    pieces: list[Piece],
+) -> UpdateReceipt:
+    """Turn a complete, valid upload into the client's update and advance the round. A repeat gets the same receipt.
+
+    `pieces` are its last bytes, if they have not been recorded yet.
+    """
     try:
         report = TrainingReport.model_validate_json(valid.metadata.get("report", ""))
     except ValidationError as error:
@@ -197,10 +201,11 @@ def accept(ctx: Context, identity: Identity, round_id: int, transfer_id: str, va
         if session.get(Update, (round_id, identity.client_id)) is None:
             require_current_client(session, identity)  # its token was checked when the request started
             require_open_round(session, round_)
-            transfer = _lock_transfer(session, transfer_id)
-            blob = blobs.seal(session, transfer.blob_id, valid.digest)
-            if blob.size_bytes != valid.size_bytes:  # another request has appended bytes that nobody checked
+            progress = lock(session, transfer_id)
+            size_bytes = blobs.append(session, progress.blob_id, progress.size_bytes, pieces)
+            if size_bytes != valid.size_bytes:  # another request has appended bytes that nobody checked
                 raise upload_ended()
+            blob = blobs.seal(session, progress.blob_id, valid.digest)
             update = Update(
                 round_id=round_id,
                 client_id=identity.client_id,
@@ -211,7 +216,7 @@ def accept(ctx: Context, identity: Identity, round_id: int, transfer_id: str, va
                 received_at=ctx.clock(),
             )
             session.add(update)
-            session.delete(transfer)
+            session.execute(delete(Transfer).where(Transfer.id == transfer_id))
             session.get_one(Client, identity.client_id).heard_uptime = uptime(session)  # the next round may open now
             session.flush()
             wake_aggregator(federation)  # fold this update now, not when the round closes

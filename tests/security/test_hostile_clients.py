@@ -203,7 +203,7 @@ class TestPoisonedUpdate:
             broken = load_tensors(clean_db, desk.models()[0].private_blob_id or "")
             broken = {name: torch.full_like(value, torch.nan) for name, value in broken.items()}
             blob_id = blobs.begin_blob(session)
-            blobs.append(session, blob_id, blobs.stage(clean_db, blob_id, encode(broken)))
+            blobs.append(session, blob_id, 0, blobs.stage(clean_db, blob_id, encode(broken)))
             model = session.merge(desk.models()[0])
             model.private_blob_id = blob_id
         refused(Conflict, "not-finite", lambda: downloads.round_personal(desk.ctx, north, desk.round.id))

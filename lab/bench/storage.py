@@ -14,7 +14,8 @@ from sqlalchemy.engine import make_url
 
 from lab.bench.usage import disk_bytes
 from server.store.database import Database
-from server.store.object_store import OWNER_KEY, ObjectStore
+from server.store.objects.addresses import open_store
+from server.store.objects.store import OWNER_KEY
 from server.store.schema import upgrade
 from shared.contract.errors import DistransError
 
@@ -55,8 +56,8 @@ def new_storage(folder: Path, database: str | None, blobs: str | None) -> Iterat
     """
     name = f"distrans-bench-{secrets.token_hex(4)}"
     own_blobs = None if blobs is None else f"{blobs.rstrip('/')}/{name}"
-    if own_blobs is not None and _file_folder(own_blobs) is None:
-        ObjectStore(own_blobs).check()
+    if own_blobs is not None:
+        _create_place(own_blobs)
     folder.mkdir()
     try:
         if database is None:
@@ -92,6 +93,13 @@ def _new_database(server: str, name: str) -> Iterator[str]:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+def _create_place(url: str) -> None:
+    place = _file_folder(url)
+    if place is not None:
+        place.mkdir(parents=True)
+    open_store(url).check()
+
+
 def _file_folder(url: str) -> Path | None:
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -102,7 +110,7 @@ def _remove_blobs(url: str) -> None:
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)  # missing if the coordinator did not get that far
         return
-    store = ObjectStore(url)
+    store = open_store(url)
     for keys in store.list_keys():
         store.delete(keys)
     store.delete([OWNER_KEY])

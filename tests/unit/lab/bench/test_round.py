@@ -19,7 +19,7 @@ from lab.bench.round import RoundOptions, run_bench
 from lab.bench.round_plan import model_bytes, plan_of_size
 from lab.bench.round_report import RoundRow, SizeResult
 from lab.bench.swarm import RoundTimes
-from server.store.object_store import ObjectStore
+from server.store.objects.addresses import open_store
 from shared.contract.errors import DistransError
 
 
@@ -67,7 +67,7 @@ def test_database_and_prefix_are_removed(
     assert {"HEAD", "PATCH"} < set(requests)
     assert "PUT" not in requests
     assert not list(scratch.iterdir())
-    assert not list(ObjectStore(bucket).list_keys())
+    assert not list(open_store(bucket).list_keys())
     with psycopg.connect(postgres_url) as connection:
         names = connection.execute("SELECT datname FROM pg_database").fetchall()
     assert not [name for (name,) in names if name.startswith("distrans-bench")]

@@ -20,6 +20,7 @@ from shared.contract.plan import MIN_ABSENT_AFTER_S
 
 _CLOCK_WRONG_S = 60.0  # a stored time this far in the future came from a wrong clock
 
+# No parameter is called like a column: SQLAlchemy would set that column, too.
 _AT, _REPORTED_AT = bindparam("at", type_=Float), bindparam("reported_at", type_=Float)
 _CLIENT = update(Client).where(Client.id == bindparam("client"))
 _HEARD = _CLIENT.values(
@@ -37,9 +38,9 @@ _REPORTED = _CLIENT.where(
         Client.status_at > _REPORTED_AT + _CLOCK_WRONG_S,
     )
 ).values(
-    activity=bindparam("activity"),
-    activity_detail=bindparam("detail"),
-    troubles=bindparam("troubles"),
+    activity=bindparam("report_activity"),
+    activity_detail=bindparam("report_detail"),
+    troubles=bindparam("report_troubles"),
     status_at=_REPORTED_AT,
 )
 # The site went back to an older agent, which is silent while it trains.
@@ -113,7 +114,7 @@ def _write_heartbeats(ctx: Context, seen: dict[str, Heartbeat]) -> list[int]:
         waiting = _federations_rejoined(session, seen, now)
         # Sorted, so that two processes lock the rows in the same order; together, because a round trip each takes long.
         rows = [_row(client_id, beat, now) for client_id, beat in sorted(seen.items())]
-        reporting = [row for row in rows if "activity" in row]
+        reporting = [row for row in rows if "reported_at" in row]
         silent = [row for row in rows if not row["can_report"]]
         for statement, chosen in ((_HEARD, rows), (_REPORTED, reporting), (_SILENT, silent)):
             if chosen:
@@ -125,9 +126,9 @@ def _row(client_id: str, beat: Heartbeat, now: float) -> dict[str, object]:
     row: dict[str, object] = {"client": client_id, "at": beat.at, "now": now, "can_report": beat.can_report}
     if beat.report is not None:
         row |= {
-            "activity": beat.report.activity,
-            "detail": beat.report.detail,
-            "troubles": json.dumps([trouble.model_dump() for trouble in beat.report.troubles]),
+            "report_activity": beat.report.activity,
+            "report_detail": beat.report.detail,
+            "report_troubles": json.dumps([trouble.model_dump() for trouble in beat.report.troubles]),
             "reported_at": beat.reported_at,
         }
     return row

@@ -118,7 +118,7 @@ def test_a_poll_reads_the_same_however_many_clients_there_are(clean_db: Database
     costs = []
     for copies in (1, CLIENTS - 2):
         copy_client(clean_db, copies, label=f"copy-of-{copies}")
-        ctx = Context(clean_db)  # another process, which knows nothing
+        ctx = Context(clean_db, desk.clock, desk.clock.monotonic)  # another process, which knows nothing
         for _ in range(2):
             with statements(clean_db) as seen:
                 tasks.task(ctx, north)

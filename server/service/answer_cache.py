@@ -38,3 +38,8 @@ class AnswerCache:
                 entry.known = stage, compute()
             value: T = entry.known[1]
             return value
+
+    def forget(self, key: Hashable) -> None:
+        """Compute the value of the key anew when it is next asked for."""
+        with self._lock:
+            self._entries.pop(key, None)

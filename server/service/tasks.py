@@ -179,7 +179,7 @@ def _let_wait(ctx: Context, session: Session, federation_id: int, standing: _Sta
         return _Pause(federation.name, _newest_model(session, federation), facts, waiting_for(session, ctx, federation))
 
     turn = ctx.monotonic() // _FRESH_S
-    pause = ctx.answers.get(("pause", federation_id), (standing.stage, standing.phase, turn), load)
+    pause = ctx.answers.get(pause_key(federation_id), (standing.stage, standing.phase, turn), load)
     action = {"finished": "finished", "paused": "paused"}.get(standing.state, "wait")
     status = describe_waiting(pause.waiting, ctx.clock()) if pause.waiting else "the operator has not started it"
     return TaskAnswer(
@@ -190,6 +190,11 @@ def _let_wait(ctx: Context, session: Session, federation_id: int, standing: _Sta
         personal_url=f"/v1/federations/{pause.federation}/personal?model={pause.model.number}",
         facts=pause.facts,
     )
+
+
+def pause_key(federation_id: int) -> tuple[str, int]:
+    """Return the key under which what clients without work are told is cached."""
+    return "pause", federation_id
 
 
 def _ticket(action: str, round_id: int = 0, model: int = 0) -> str:

@@ -62,6 +62,8 @@ def prepare_connection(connection: Any, _record: Any) -> None:
     # Some builds overwrite all deleted bytes with zeros, which writes removed tensors once more. FAST does so only in
     # pages that are written anyway.
     cursor.execute("PRAGMA secure_delete = FAST")
+    # Journals of single statements outgrow SQLite's buffer with large pages; /tmp may be read-only, as in the image.
+    cursor.execute("PRAGMA temp_store = MEMORY")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 

@@ -1,6 +1,7 @@
 """Uploads of updates: in one PUT, or resumable as in the IETF draft."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from server.core.errors import InvalidInput
 from server.service.uploads import resumable
 from server.service.uploads.resumable import InconsistentLength, UploadPart, UploadStatus
 from server.service.uploads.single_request import SingleRequestUpload
+from shared.contract.errors import DistransError
 from shared.contract.messages import UpdateReceipt
 from shared.http.openapi import Responses, headers, problem_responses
 from shared.http.problems import problem
@@ -200,8 +202,9 @@ async def _receive(request: Request, part: UploadPart, limits: LimitsOf) -> Resp
     try:
         async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
             await run_in_threadpool(part.feed, piece)
-    except UploadStalled:
-        await run_in_threadpool(part.save)
+    except (UploadStalled, DistransError):  # what was right so far can be resumed
+        with suppress(DistransError):
+            await run_in_threadpool(part.save)
         raise
     try:
         result = await run_in_threadpool(part.finish)

@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from sqlalchemy import ColumnElement, and_, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,20 @@ from shared.contract.errors import DistransError
 CHUNK_BYTES = 2 * 1024 * 1024
 _CHUNKS_PER_REMOVAL = 4  # per transaction, to let other writers in and keep SQLite's log small
 _ID_LENGTH = 32  # of a blob; the keys of its objects start with it
+# Built once: they run for every piece of an upload, and building them takes longer than running them.
+_BLOBS, _CHUNKS = (cast(Table, table.__table__) for table in (Blob, BlobChunk))
+_ADD_CHUNK = insert(_CHUNKS)
+_EXTEND_CHUNK = (
+    update(_CHUNKS)
+    .where(_CHUNKS.c.blob_id == bindparam("given_blob_id"), _CHUNKS.c.object_key == bindparam("given_object_key"))
+    .values(size_bytes=_CHUNKS.c.size_bytes + bindparam("given_size_bytes"))
+)
+_READ_CHUNK = (
+    select(_CHUNKS.c.data)
+    .where(_CHUNKS.c.blob_id == bindparam("given_id"), _CHUNKS.c.start == bindparam("given_start"))
+    .execution_options(distrans_binary=True)
+)
+_RESIZE = update(_BLOBS).where(_BLOBS.c.id == bindparam("given_id")).values(size_bytes=bindparam("size_bytes"))
 logger = logging.getLogger(__name__)
 
 
@@ -111,15 +125,14 @@ class _RowWriter:
 def append(session: Session, blob_id: str, begin: int, pieces: list[Piece]) -> int:
     """Append to an unsealed blob of `begin` bytes, locked by the caller; return its new size."""
     for piece in pieces:
+        row = {"blob_id": blob_id, "size_bytes": piece.size_bytes, "object_key": piece.object_key}
         if piece.extends:
-            grown = update(BlobChunk).where(BlobChunk.blob_id == blob_id, BlobChunk.object_key == piece.object_key)
-            session.execute(grown.values(size_bytes=BlobChunk.size_bytes + piece.size_bytes))
+            session.execute(_EXTEND_CHUNK, {f"given_{name}": value for name, value in row.items()})
         else:
-            row = {"start": begin, "size_bytes": piece.size_bytes, "data": piece.data, "object_key": piece.object_key}
-            session.execute(insert(BlobChunk).values(blob_id=blob_id, **row))
+            session.execute(_ADD_CHUNK, row | {"start": begin, "data": piece.data})
         begin += piece.size_bytes
     if pieces:
-        session.execute(update(Blob).where(Blob.id == blob_id).values(size_bytes=begin))
+        session.execute(_RESIZE, {"given_id": blob_id, "size_bytes": begin})
     return begin
 
 
@@ -253,8 +266,7 @@ def _pieces(
                 yield _from_object(db, key, position, min(position + CHUNK_BYTES, last))
             continue
         with db.read() as session:
-            query = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            data = session.execute(query).scalar_one_or_none()
+            data = session.execute(_READ_CHUNK, {"given_id": blob_id, "given_start": start}).scalar_one_or_none()
         if data is None:
             raise _dropped()
         yield data[first:last]

@@ -107,6 +107,8 @@ class Database:
         if self.is_sqlite:
             event.listen(engine, "connect", sqlite.prepare_connection)
             event.listen(engine, "begin", sqlite.begin)
+        else:
+            event.listen(engine, "do_execute", postgresql.execute)
         event.listen(engine, "handle_error", self._note_error)
         return engine
 

@@ -2,9 +2,10 @@
 
 import uuid
 from dataclasses import dataclass
+from typing import cast
 
 from pydantic import ValidationError
-from sqlalchemy import and_, delete, select, true, update
+from sqlalchemy import Table, and_, bindparam, delete, select, true, update
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
@@ -21,6 +22,37 @@ from server.store.tables import Blob, Client, CoordinatorClock, Federation, Part
 from shared.contract.measurements import TrainingReport
 from shared.contract.messages import UpdateReceipt
 from shared.tensors.spec import Spec
+
+# Built once: they run for every piece of an upload, and building them takes longer than running them.
+_PROGRESS = (
+    select(
+        Transfer.id,
+        Transfer.round_id,
+        Transfer.client_id,
+        Transfer.blob_id,
+        Blob.size_bytes,
+        Participant.most_bytes,
+        CoordinatorClock.uptime,
+    )
+    .select_from(Transfer)
+    .join(Blob, Blob.id == Transfer.blob_id)
+    .join(Participant, and_(Participant.round_id == Transfer.round_id, Participant.client_id == Transfer.client_id))
+    .join(CoordinatorClock, true())
+    .where(Transfer.id == bindparam("given_id"))
+    .with_for_update(key_share=True, of=[Participant, Transfer, Blob])  # locked in this order
+)
+_PARTS, _TRANSFERS = (cast(Table, table.__table__) for table in (Participant, Transfer))
+_RAISE_MOST = (
+    update(_PARTS)
+    .where(_PARTS.c.round_id == bindparam("given_round_id"), _PARTS.c.client_id == bindparam("given_client_id"))
+    .values(most_bytes=bindparam("most_bytes"))
+)
+_TOUCH = (
+    update(_TRANSFERS)
+    .where(_TRANSFERS.c.id == bindparam("given_id"))
+    .values(touched_uptime=bindparam("touched_uptime"))
+)
+_GREW = _TOUCH.values(grown_uptime=bindparam("grown_uptime"))
 
 
 class UpdateTooLarge(TooLarge):
@@ -71,17 +103,7 @@ def lock(session: Session, transfer_id: str) -> Progress:
 
     A single statement: it is repeated for every piece of an upload.
     """
-    columns = Transfer.id, Transfer.round_id, Transfer.client_id, Transfer.blob_id, Blob.size_bytes
-    query = (
-        select(*columns, Participant.most_bytes, CoordinatorClock.uptime)
-        .select_from(Transfer)
-        .join(Blob, Blob.id == Transfer.blob_id)
-        .join(Participant, and_(Participant.round_id == Transfer.round_id, Participant.client_id == Transfer.client_id))
-        .join(CoordinatorClock, true())
-        .where(Transfer.id == transfer_id)
-        .with_for_update(key_share=True, of=[Participant, Transfer, Blob])  # locked in this order
-    )
-    row = session.execute(query).one_or_none()
+    row = session.execute(_PROGRESS, {"given_id": transfer_id}).one_or_none()
     if row is None:
         raise upload_ended()
     return Progress(*row)
@@ -149,13 +171,15 @@ def append(session: Session, progress: Progress, pieces: list[Piece]) -> int:
     starting over could hold the round open past its deadline with next to nothing.
     """
     size_bytes = blobs.append(session, progress.blob_id, progress.size_bytes, pieces)
-    times = {"touched_uptime": progress.uptime} if pieces else {}
+    if not pieces:
+        return size_bytes
+    times = {"given_id": progress.transfer_id, "touched_uptime": progress.uptime}
     if size_bytes > progress.most_bytes:
-        times["grown_uptime"] = progress.uptime
-        mine = Participant.round_id == progress.round_id, Participant.client_id == progress.client_id
-        session.execute(update(Participant).where(*mine).values(most_bytes=size_bytes))
-    if times:
-        session.execute(update(Transfer).where(Transfer.id == progress.transfer_id).values(**times))
+        mine = {"given_round_id": progress.round_id, "given_client_id": progress.client_id}
+        session.execute(_RAISE_MOST, mine | {"most_bytes": size_bytes})
+        session.execute(_GREW, times | {"grown_uptime": progress.uptime})
+    else:
+        session.execute(_TOUCH, times)
     return size_bytes
 
 

@@ -14,7 +14,7 @@ PACKAGES = ("shared", "server", "client_agent", "lab")
 # Codes that the source computes, by the expression. A new computed code fails the build until it is listed here.
 COMPUTED = {
     "http_problem:code": ("bad-request", "method-not-allowed", "not-found"),  # the phrase of the HTTP status
-    "f'client-{client.state}'": ("client-left", "client-revoked"),
+    "f'client-{state}'": ("client-left", "client-revoked"),
     "_failed_head:code": ("invalid-token", "no-such-round", "not-a-participant", "round-closed", "unknown"),
 }
 _MESSAGE_PARAMETERS = ("message", "detail")

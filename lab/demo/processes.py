@@ -19,7 +19,7 @@ _PATIENCE_S = 20.0
 
 
 class Processes:
-    """A group of Python programs, all stopped when the `with` block ends.
+    """A group of programs, all stopped when the `with` block ends.
 
     Inside the block, SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does.
     """
@@ -62,7 +62,12 @@ class Processes:
             raise KeyboardInterrupt
 
     def start(self, name: str, module: str, arguments: Sequence[str | Path], **environment: str) -> Path:
-        """Start `python -m module` in its own session, out of reach of Ctrl-C; return the path of its log."""
+        """Start `python -m module`; return the path of its log."""
+        safe = {"PYTHONSAFEPATH": "1"}  # a `shared` in the current folder is not ours
+        return self.start_program(name, [sys.executable, "-m", module, *arguments], **safe | environment)
+
+    def start_program(self, name: str, command: Sequence[str | Path], **environment: str) -> Path:
+        """Start a program in its own session, out of reach of Ctrl-C; return the path of its log."""
         log = self._logs / f"{name}.log"
         # Settings of the user's own coordinator or agent, such as its database, must not reach the demo's.
         inherited = {
@@ -70,10 +75,9 @@ class Processes:
             for key, value in os.environ.items()
             if key == "DISTRANS_PLUGINS" or not key.startswith("DISTRANS_")
         }
-        inherited["PYTHONSAFEPATH"] = "1"  # a `shared` in the current folder is not ours
         with self._uninterrupted(), log.open("wb") as handle:
-            process = self._running[name] = subprocess.Popen(  # noqa: S603 - no shell, our own program
-                [sys.executable, "-m", module, *map(str, arguments)],
+            process = self._running[name] = subprocess.Popen(  # noqa: S603 - no shell
+                [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=subprocess.STDOUT,

@@ -14,7 +14,7 @@ from server.core import errors
 from server.service.uploads.resumable import InconsistentLength, OffsetMismatch
 from server.service.uploads.transfers import UpdateTooLarge
 from server.store.failures import StorageFull, is_busy
-from server.store.object_store import ObjectStoreError, ObjectStoreFull
+from server.store.objects.store import ObjectStoreError, ObjectStoreFull
 from shared.contract.error_collection import list_errors
 from shared.contract.error_messages import describe_error
 from shared.contract.errors import DistransError
@@ -89,7 +89,7 @@ def install(app: FastAPI) -> None:
         logger.error("%s", error)  # not in the response: it may name the bucket
         if isinstance(error, ObjectStoreFull):
             return storage_full()
-        return _unavailable("object-store-unavailable", "The coordinator cannot reach its object store.")
+        return _unavailable("object-store-unavailable", "The coordinator cannot reach the place of its tensors.")
 
     @app.exception_handler(StorageFull)
     def no_room(request: Request, error: StorageFull) -> JSONResponse:

@@ -18,9 +18,12 @@ from fastapi.responses import StreamingResponse
 from server.api.access import AnyCaller, Caller, ClientIdentity
 from server.core.errors import TooMany
 from server.service.settings import Settings
+from server.store.blobs import CHUNK_BYTES
 
 ADMIN_FACTOR = 8  # the operator's scripts and dashboards get this many times a client's limit
 BODIES_PER_CALLER = 4  # JSON bodies of up to max_json_bytes each
+_UPLOAD_BUFFERS_BYTES = 32 * 1024 * 1024  # of all uploads together, so that memory does not grow with their number
+_LEAST_PIECE_BYTES = 256 * 1024
 _HISTORY_THREADS = 2
 _PERSONAL_THREADS = 8
 T = TypeVar("T")
@@ -32,6 +35,11 @@ class ConcurrencyLimit:
     def __init__(self, limit: int, code: str, message: str, *, retry_after_s: int = 5) -> None:
         self._limit, self._code, self._message, self._retry_after_s = limit, code, message, retry_after_s
         self._held: Counter[Hashable] = Counter()
+
+    @property
+    def held(self) -> int:
+        """How many slots of all keys are occupied."""
+        return self._held.total()
 
     @asynccontextmanager
     async def hold(self, key: Hashable) -> AsyncIterator[None]:
@@ -103,6 +111,11 @@ class Limits:
         self.history = _PerCaller(settings.history_reads_per_client, "too-many-history-reads", "history reads")
         self._history_threads = anyio.CapacityLimiter(_HISTORY_THREADS)
         self._personal_threads = anyio.CapacityLimiter(_PERSONAL_THREADS)
+
+    def upload_piece_bytes(self) -> int:
+        """Return how many bytes of an upload to collect before they are stored: a chunk, or less if there are many."""
+        share = _UPLOAD_BUFFERS_BYTES // max(1, self.uploads.held)
+        return min(CHUNK_BYTES, max(_LEAST_PIECE_BYTES, share))
 
     async def in_history_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run a function that reads history."""

@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +19,7 @@ from server.store import blobs
 from server.store.tables import Blob
 from shared.http.openapi import Responses, headers, problem_responses, request_headers
 from shared.http.problems import problem
-from shared.tensors.wire import digest_header
+from shared.tensors.wire import digest, digest_header
 
 MEDIA_TYPE = "application/vnd.safetensors"
 ANY_BYTES = "application/octet-stream"  # the only binary type some client generators know
@@ -48,40 +49,43 @@ def download_options(*statuses: int) -> dict[str, Any]:
     return {"response_class": Response, "responses": _TENSORS | refused, "openapi_extra": _CONDITIONS}
 
 
-def send_blob(request: Request, ctx: Context, blob: Blob) -> Response:
-    """Return a response with the blob and its digest as ETag.
+def send_blob(request: Request, ctx: Context, blob: Blob | bytes) -> Response:
+    """Return a response with the blob, or with bytes that are not stored, and their digest as ETag.
 
     Supports If-None-Match, Range, If-Range, and either media type in Accept.
     """
     accepted = request.headers.get("accept", "")
     media_type = ANY_BYTES if ANY_BYTES in accepted and MEDIA_TYPE not in accepted else MEDIA_TYPE
-    etag = f'"{blob.digest}"'
+    size, sha256 = (len(blob), digest(blob)) if isinstance(blob, bytes) else (blob.size_bytes, blob.digest or "")
+    etag = f'"{sha256}"'
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
-        "Repr-Digest": digest_header(blob.digest or ""),
+        "Repr-Digest": digest_header(sha256),
     }
     known = request.headers.get("if-none-match", "")
     if known.strip() == "*" or etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    begin, end, status = 0, blob.size_bytes, HTTPStatus.OK
+    begin, end, status = 0, size, HTTPStatus.OK
     wanted = request.headers.get("range", "") if request.headers.get("if-range", etag) == etag else ""
-    if request.method == "GET" and (span := _span(wanted.strip(), blob.size_bytes)):  # RFC 9110: GET only
+    if request.method == "GET" and (span := _span(wanted.strip(), size)):  # RFC 9110: GET only
         begin, end = span
         if begin >= end:
-            headers["Content-Range"] = f"bytes */{blob.size_bytes}"
+            headers["Content-Range"] = f"bytes */{size}"
             return problem(
                 HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
                 "range-not-satisfiable",
-                f"The body has {blob.size_bytes} bytes.",
+                f"The body has {size} bytes.",
                 headers=headers,
             )
         status = HTTPStatus.PARTIAL_CONTENT
-        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{blob.size_bytes}"
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - begin)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=media_type)
+    if isinstance(blob, bytes):
+        return Response(blob[begin:end], status, headers, media_type=media_type)
     body = _in_small_pieces(blobs.read(ctx.db, blob.id, begin, end))
     return StreamingResponse(body, status, headers, media_type=media_type)
 
@@ -125,27 +129,53 @@ class UploadStalled(Exception):
     """The connection broke, or no byte arrived for too long."""
 
 
-async def read_pieces(request: Request, size: int, idle_s: float, flush_s: float) -> AsyncIterator[bytes]:
-    """Yield the body in pieces of about `size` bytes, or whatever arrived in `flush_s` seconds.
+async def read_pieces(
+    request: Request, piece_bytes: Callable[[], int], idle_s: float, flush_s: float
+) -> AsyncIterator[bytes]:
+    """Yield the body in pieces of exactly `piece_bytes()`, or whatever arrived in `flush_s` seconds.
 
     If the body stops early, yield what has arrived, then raise UploadStalled.
     """
-    buffer, clock = bytearray(), asyncio.get_running_loop().time
-    flush_at = clock() + flush_s
+    arrived, clock = _Arrived(), asyncio.get_running_loop().time
+    wanted, flush_at = piece_bytes(), clock() + flush_s
     stream = request.stream().__aiter__()
     while True:
         try:
-            chunk = await asyncio.wait_for(anext(stream), idle_s)
+            async with asyncio.timeout(idle_s):
+                arrived.add(await anext(stream))
         except StopAsyncIteration:
             break
         except (ClientDisconnect, TimeoutError) as error:
-            if buffer:
-                yield bytes(buffer)
+            if arrived.size_bytes:
+                yield arrived.take(arrived.size_bytes)
             raise UploadStalled from error
-        buffer += chunk
-        if len(buffer) >= size or (buffer and clock() >= flush_at):
-            yield bytes(buffer)
-            buffer.clear()
-            flush_at = clock() + flush_s
-    if buffer:
-        yield bytes(buffer)
+        while arrived.size_bytes >= wanted or (arrived.size_bytes and clock() >= flush_at):
+            yield arrived.take(wanted)
+            wanted, flush_at = piece_bytes(), clock() + flush_s
+    if arrived.size_bytes:
+        yield arrived.take(arrived.size_bytes)
+
+
+class _Arrived:
+    """Bytes that have arrived, and are copied once on their way into a piece."""
+
+    def __init__(self) -> None:
+        self._parts: deque[memoryview] = deque()
+        self.size_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        self._parts.append(memoryview(part))
+        self.size_bytes += len(part)
+
+    def take(self, most_bytes: int) -> bytes:
+        """Remove and return the first bytes, at most `most_bytes`."""
+        taken, left = [], min(most_bytes, self.size_bytes)
+        self.size_bytes -= left
+        while left:
+            part = self._parts.popleft()
+            if len(part) > left:
+                self._parts.appendleft(part[left:])
+                part = part[:left]
+            taken.append(part)
+            left -= len(part)
+        return b"".join(taken)

@@ -1,6 +1,7 @@
 """Uploads of updates: in one PUT, or resumable as in the IETF draft."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -12,14 +13,14 @@ from fastapi.responses import JSONResponse
 from server.api.access import ClientIdentity, Ctx, authenticate_caller
 from server.api.errors import problem_of
 from server.api.guard import guarded
-from server.api.limits import UPLOAD
+from server.api.limits import UPLOAD, LimitsOf
 from server.api.rounds import RoundId
-from server.api.streaming import BINARY, MEDIA_TYPE, parse_digest, read_pieces
+from server.api.streaming import BINARY, MEDIA_TYPE, UploadStalled, parse_digest, read_pieces
 from server.core.errors import InvalidInput
 from server.service.uploads import resumable
 from server.service.uploads.resumable import InconsistentLength, UploadPart, UploadStatus
 from server.service.uploads.single_request import SingleRequestUpload
-from server.store.blobs import CHUNK_BYTES
+from shared.contract.errors import DistransError
 from shared.contract.messages import UpdateReceipt
 from shared.http.openapi import Responses, headers, problem_responses
 from shared.http.problems import problem
@@ -64,6 +65,7 @@ async def put_update(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
+    limits: LimitsOf,
     round_id: RoundId,
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: of the body.")] = None,
 ) -> UpdateReceipt:
@@ -77,7 +79,7 @@ async def put_update(
     length = _declared_length(request)
     upload = await run_in_threadpool(SingleRequestUpload, ctx, identity, round_id, digest, length)
     try:
-        async for piece in read_pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
+        async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
             await run_in_threadpool(upload.feed, piece)
         return await run_in_threadpool(upload.finish)
     except BaseException:  # broken, stalled, invalid, or the server stops: leave nothing behind
@@ -98,6 +100,7 @@ async def create_upload(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
+    limits: LimitsOf,
     round_id: RoundId,
     upload_complete: Annotated[
         str, Header(pattern=r"^\?[01]$", description="?1 if the body is the whole upload, else ?0.")
@@ -111,7 +114,7 @@ async def create_upload(
     """
     head = _PartHead(0, upload_length, repr_digest, upload_complete == "?1")
     part = await _open_part(request, ctx, identity, round_id, head, creates=True)
-    answer = await _receive(request, part)
+    answer = await _receive(request, part, limits)
     if answer.status_code == HTTPStatus.NO_CONTENT:
         answer.status_code = HTTPStatus.CREATED
     if part.upload_id:
@@ -140,6 +143,7 @@ async def patch_update(
     request: Request,
     ctx: Ctx,
     identity: ClientIdentity,
+    limits: LimitsOf,
     round_id: RoundId,
     upload_offset: Annotated[int, Header(ge=0, lt=2**63, description="Where this part starts.")],
     upload_complete: Completes = None,
@@ -155,7 +159,7 @@ async def patch_update(
     is_last = {"?1": True, "?0": False}.get(upload_complete or "")  # the draft says to ignore other values
     head = _PartHead(upload_offset, upload_length, repr_digest, is_last)
     part = await _open_part(request, ctx, identity, round_id, head, upload_id=upload)
-    return await _receive(request, part)
+    return await _receive(request, part, limits)
 
 
 @router.delete(
@@ -193,10 +197,15 @@ async def _open_part(
     )
 
 
-async def _receive(request: Request, part: UploadPart) -> Response:
+async def _receive(request: Request, part: UploadPart, limits: LimitsOf) -> Response:
     """Store the body and return the receipt, or the progress of the upload."""
-    async for piece in read_pieces(request, CHUNK_BYTES, IDLE_S, FLUSH_S):
-        await run_in_threadpool(part.feed, piece)
+    try:
+        async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
+            await run_in_threadpool(part.feed, piece)
+    except (UploadStalled, DistransError):  # what was right so far can be resumed
+        with suppress(DistransError):
+            await run_in_threadpool(part.save)
+        raise
     try:
         result = await run_in_threadpool(part.finish)
     except InvalidInput as error:

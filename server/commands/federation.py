@@ -11,6 +11,7 @@ from server.commands.options import Federation, Json
 from server.commands.output import (
     activity_cells,
     federation_lines,
+    format_bytes,
     images_cell,
     missing_cell,
     out,
@@ -162,7 +163,8 @@ def _sections(coordinator: "Coordinator", view: "FederationView") -> "list[Rende
             missing_cell(round_),
             round_.waiting_for or round_.reason,
         )
-    return [clients, rounds, *verdict_section(view)]
+    stored = [] if view.stored_bytes is None else [f"Tensors stored: {format_bytes(view.stored_bytes)}"]
+    return [clients, rounds, *stored, *verdict_section(view)]
 
 
 @app.command()

@@ -50,6 +50,14 @@ def format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def format_bytes(size: int) -> str:
+    """Format a number of bytes with a decimal unit."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
+
+
 def activity_cells(client: "ClientView", now: float) -> tuple[str, str, str]:
     """Return what a client's agent is doing, its trouble, and how long ago it was last seen."""
     from server.core.lifecycle import format_duration

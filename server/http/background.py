@@ -41,7 +41,7 @@ class BackgroundJobs:
             Job("uptime", 2, uptime.count),
             Job("deadlines", 0.5, lambda: enforce_deadlines(ctx, deadline_isolation)),
             Job("heartbeats", 2, lambda: heartbeats.flush(ctx, heartbeat_isolation)),
-            Job("cleaning", 30, cleaner.clean),
+            Job("cleaning", 30, cleaner.clean, ctx.db.removal_due),
             Job("objects", 3600, cleaner.collect_objects),
         )
         self._threads = [threading.Thread(target=self._repeat, args=(job,), name=job.name, daemon=True) for job in jobs]
@@ -55,6 +55,7 @@ class BackgroundJobs:
         """Let the current steps finish, then end the threads."""
         self._stopping.set()
         self._ctx.db.work_available.set()
+        self._ctx.db.removal_due.set()
         for thread in self._threads:
             thread.join()
         self._heartbeats.flush(self._ctx)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from server.core.folding import RoundFold, blame, first_nonfinite, peak_of
 from server.core.lifecycle import UNDER_WAY, Fail
 from server.service.best_model import update_best_model
-from server.service.context import Context, notify_agents, round_context, server_half_of
+from server.service.context import Context, notify_agents, round_context, server_half_of, wake_cleaner
 from server.service.isolation import FailureIsolation, is_storage_failure
 from server.service.retention import drop_old_states, require_blob_id
 from server.service.stored_tensors import load_part, load_tensors
@@ -26,7 +26,7 @@ from server.service.transitions import advance, fail_round
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.database import LOCK
-from server.store.object_store import ObjectMissing
+from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round, Update
 from shared.learning.methods.base import ClientRecord, RoundContext, ServerState
 from shared.tensors.names import PERSONAL, SHARED, Tensors, strip_prefix
@@ -215,6 +215,7 @@ class Aggregator:
             federation.completed_rounds = base.rounds_done + 1
             update_best_model(session, federation, round_.base_model)
             notify_agents(federation)
+            wake_cleaner(federation)
             advance(session, ctx, federation)
 
     @staticmethod

@@ -40,6 +40,6 @@ class AnswerCache:
             return value
 
     def forget(self, key: Hashable) -> None:
-        """Forget the value of the key; a computation under way still answers those who already wait for it."""
+        """Compute the value of the key anew when it is next asked for."""
         with self._lock:
             self._entries.pop(key, None)

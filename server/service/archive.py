@@ -26,7 +26,7 @@ from server.service.measurements.metrics_csv import metrics_csv
 from server.service.queries import latest_model, load_federation, serving_context
 from server.service.retention import require_blob_id
 from server.store import blobs
-from server.store.object_store import ObjectMissing
+from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round
 from shared.contract.errors import WireError
 from shared.contract.plan import read_stored_plan, validate_plan

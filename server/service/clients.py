@@ -11,9 +11,9 @@ from server.service.best_model import exclude_measurements
 from server.service.context import Actor, Context, Identity, notify_agents, plan_of
 from server.service.enrollment import ordered_counts
 from server.service.queries import find_client_id, load_federation
-from server.service.tasks import after_roster_change
+from server.service.tasks import pause_key
 from server.service.transitions import advance
-from server.store.database import LOCK
+from server.store.database import LOCK, after_commit
 from server.store.tables import Client, Federation
 from shared.contract.messages import ClientView
 
@@ -75,7 +75,8 @@ def update_counts(
         limit_changes(session, ctx, actor, federation.name)
         client.class_counts, client.held_out_images = ordered, held_out
         record_action(session, ctx, actor, "client.update", federation.name)
-        after_roster_change(session, ctx, federation.id)
+        waiting = pause_key(federation.id)  # told of the new totals, but not woken for them
+        after_commit(session, lambda _db: ctx.answers.forget(waiting))
         return _view(session, client)
 
 

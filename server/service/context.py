@@ -64,6 +64,13 @@ def wake_aggregator(federation: Federation) -> None:
         after_commit(session, lambda db: db.work_available.set())
 
 
+def wake_cleaner(federation: Federation) -> None:
+    """Wake the thread that runs `Cleaner.clean` once this is committed."""
+    session = object_session(federation)
+    if session is not None:
+        after_commit(session, lambda db: db.removal_due.set())
+
+
 @lru_cache(maxsize=64)
 def plan_of(plan_json: str) -> FederationPlan:
     """Parse a stored plan. Plans never change."""

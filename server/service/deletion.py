@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from server.core.errors import Conflict, InvalidInput
 from server.service.audit import record_action
-from server.service.context import Actor, Context, notify_agents
+from server.service.context import Actor, Context, notify_agents, wake_cleaner
 from server.service.queries import load_federation
 from server.store import blobs
 from server.store.database import BULK_PAUSE_S
@@ -61,6 +61,7 @@ def delete_federation(ctx: Context, actor: Actor, name: str, confirm: str) -> No
         federation.deleted_at = ctx.clock()
         federation.name = f"{federation.id} (deleted)"  # not a valid name, so it blocks none
         notify_agents(federation)  # ends its clients' long polls
+        wake_cleaner(federation)
         record_action(session, ctx, actor, "federation.delete", name, rounds=federation.completed_rounds)
 
 

@@ -32,7 +32,7 @@ def _model_blob(session: Session, federation_id: int, number: int) -> Blob:
     return session.get_one(Blob, require_blob_id(session, model))
 
 
-def round_personal(ctx: Context, identity: Identity, round_id: int) -> Blob:
+def round_personal(ctx: Context, identity: Identity, round_id: int) -> Blob | bytes:
     """Return the client's personal tensors for a round; computed at the first request, then always the same."""
     with ctx.db.read() as session:
         round_ = round_of(session, identity, round_id)
@@ -40,7 +40,7 @@ def round_personal(ctx: Context, identity: Identity, round_id: int) -> Blob:
     return _personal(ctx, identity, federation, (round_.base_model, round_.id), round_context(round_))
 
 
-def serving_personal(ctx: Context, identity: Identity, name: str, number: int) -> Blob:
+def serving_personal(ctx: Context, identity: Identity, name: str, number: int) -> Blob | bytes:
     """Return the client's personal tensors for serving the newest model."""
     with ctx.db.read() as session:
         federation = load_federation(session, name)
@@ -50,8 +50,8 @@ def serving_personal(ctx: Context, identity: Identity, name: str, number: int) -
 
 def _personal(
     ctx: Context, identity: Identity, federation: Federation, use: tuple[int, int], context: RoundContext
-) -> Blob:
-    """Return the tensors for one use: the numbers of a model and of a round (or SERVING)."""
+) -> Blob | bytes:
+    """Return the tensors for one use: the numbers of a model and of a round (or SERVING). No tensors are not stored."""
     key = (federation.id, *use, identity.client_id)
     with ctx.db.read() as session:
         stored = session.get(Personal, key)
@@ -68,7 +68,10 @@ def _personal(
             f"This client's tensors for model {use[0]} are not finite.",
             next_step="The operator can go back to an older model: distrans-server federation rollback.",
         )
-    blob_id = blobs.store(ctx.db, encode(tensors, {"model": str(use[0])}))
+    body = encode(tensors, {"model": str(use[0])})
+    if not tensors:
+        return body
+    blob_id = blobs.store(ctx.db, body)
     try:
         with ctx.db.write() as session:
             session.add(

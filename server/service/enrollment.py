@@ -13,10 +13,10 @@ from server.service.audit import record_action
 from server.service.context import Actor, Context, dump_context, plan_of, round_context
 from server.service.invites import check_invite, require_not_ended, require_same_attempt
 from server.service.queries import round_under_way
-from server.service.tasks import after_roster_change
+from server.service.tasks import pause_key
 from server.service.transitions import advance
 from server.service.uptime import uptime
-from server.store.database import LOCK
+from server.store.database import LOCK, after_commit
 from server.store.tables import Client, Federation, Invite
 from shared.contract.limits import MAX_IMAGES
 from shared.contract.messages import FederationPlanAnswer, JoinAnswer, JoinRequest
@@ -61,8 +61,10 @@ def join(
             record_action(
                 session, ctx, Actor(f"client:{request.name}", address), "client.join", federation.name, **detail
             )
-            after_roster_change(session, ctx, federation.id)
             advance(session, ctx, federation)
+            # The clients that wait are told of the new totals, but not woken for them.
+            waiting = pause_key(federation.id)
+            after_commit(session, lambda _db: ctx.answers.forget(waiting))
             return JoinAnswer(
                 client_id=client.id, token=token.text, federation=federation.name, plan=plan_of(federation.plan)
             )

@@ -16,6 +16,7 @@ from server.service.context import Actor, Context, client_record, facts_of, noti
 from server.service.initial_weights import load_pretrained
 from server.service.measurements.convergence import suggest_rounds
 from server.service.measurements.verdicts import verdicts
+from server.service.monitoring import stored_bytes
 from server.service.queries import active_clients, load_federation, round_under_way
 from server.service.transitions import (
     advance,
@@ -274,4 +275,6 @@ def show(ctx: Context, name: str, only_client: str | None = None) -> FederationV
         shown = view(session, ctx, federation, for_operator=only_client is None)
         found, summary = verdicts(session, federation, only_client)
         more = suggest_rounds(session, federation, shown.rounds_total)
-        return shown.model_copy(update={"verdicts": found, "verdict_summary": summary, "more_rounds": more})
+        stored = stored_bytes(session, federation.id) if only_client is None else None
+        added = {"verdicts": found, "verdict_summary": summary, "more_rounds": more, "stored_bytes": stored}
+        return shown.model_copy(update=added)

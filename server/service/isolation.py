@@ -13,7 +13,7 @@ from server.service.context import Context
 from server.service.transitions import set_state
 from server.store.database import LOCK
 from server.store.failures import StorageFull
-from server.store.object_store import ObjectMissing, ObjectStoreError
+from server.store.objects.store import ObjectMissing, ObjectStoreError
 from server.store.tables import Federation
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import CompoundSelect, func, select, union
 from sqlalchemy.orm import Session
 
 from server.service.context import Context
-from server.store.tables import Blob, Client, Federation, Round, Update
+from server.store.tables import Blob, Client, Federation, Model, Personal, Round, Transfer, Update
 
 
 @dataclass
@@ -30,6 +30,20 @@ class Status:
 
     federations: Collection[FederationStatus]
     blob_bytes: float
+
+
+def stored_bytes(session: Session, federation_id: int) -> int:
+    """Return the bytes of all tensors stored for a federation."""
+    rounds = select(Round.id).where(Round.federation_id == federation_id)
+    used: CompoundSelect[tuple[str | None]] = union(
+        select(Model.blob_id).where(Model.federation_id == federation_id),
+        select(Model.private_blob_id).where(Model.federation_id == federation_id),
+        select(Personal.blob_id).where(Personal.federation_id == federation_id),
+        select(Update.blob_id).where(Update.round_id.in_(rounds)),
+        select(Transfer.blob_id).where(Transfer.round_id.in_(rounds)),
+    )
+    total = select(func.coalesce(func.sum(Blob.size_bytes), 0)).where(Blob.id.in_(used))
+    return int(session.execute(total).scalar_one())
 
 
 def status(ctx: Context) -> Status:

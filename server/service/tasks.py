@@ -17,7 +17,6 @@ from server.service.context import Context, Identity, facts_of, plan_of, update_
 from server.service.queries import latest_model, serving_context
 from server.service.retention import require_blob_id
 from server.service.transitions import waiting_for
-from server.store.database import after_commit
 from server.store.tables import Blob, Client, CoordinatorClock, Federation, Participant, Round, Update
 from shared.contract.messages import ModelPointer, RoundTaskView, TaskAnswer
 from shared.learning.methods.base import Facts
@@ -145,14 +144,6 @@ def _answer(
     return give(ctx, session, federation_id, standing)
 
 
-def after_roster_change(session: Session, ctx: Context, federation_id: int) -> None:
-    """Let polls see a new client or new class counts once this is committed; other replicas see them `_FRESH_S` later.
-
-    Neither is worth waking all agents, so neither changes the federation's version.
-    """
-    after_commit(session, lambda _db: ctx.answers.forget(("pause", federation_id)))
-
-
 def _give_work(ctx: Context, session: Session, federation_id: int, standing: _Standing) -> TaskAnswer:
     def load() -> _Work:
         federation, round_ = session.get_one(Federation, federation_id), session.get_one(Round, standing.round_id)
@@ -188,7 +179,7 @@ def _let_wait(ctx: Context, session: Session, federation_id: int, standing: _Sta
         return _Pause(federation.name, _newest_model(session, federation), facts, waiting_for(session, ctx, federation))
 
     turn = ctx.monotonic() // _FRESH_S
-    pause = ctx.answers.get(("pause", federation_id), (standing.stage, standing.phase, turn), load)
+    pause = ctx.answers.get(pause_key(federation_id), (standing.stage, standing.phase, turn), load)
     action = {"finished": "finished", "paused": "paused"}.get(standing.state, "wait")
     status = describe_waiting(pause.waiting, ctx.clock()) if pause.waiting else "the operator has not started it"
     return TaskAnswer(
@@ -199,6 +190,11 @@ def _let_wait(ctx: Context, session: Session, federation_id: int, standing: _Sta
         personal_url=f"/v1/federations/{pause.federation}/personal?model={pause.model.number}",
         facts=pause.facts,
     )
+
+
+def pause_key(federation_id: int) -> tuple[str, int]:
+    """Return the key under which what clients without work are told is cached."""
+    return "pause", federation_id
 
 
 def _ticket(action: str, round_id: int = 0, model: int = 0) -> str:

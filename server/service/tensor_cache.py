@@ -64,8 +64,4 @@ def load_private_state(db: Database, blob_id: str) -> Tensors:
     with db.read() as session:
         blob = session.get(Blob, blob_id)
 
-    def load() -> Tensors:
-        # Cloned once into torch's own alignment; otherwise the methods would copy them for every client.
-        return {name: value.clone() for name, value in load_tensors(db, blob_id).items()}
-
-    return _private_states.get((db, blob_id), blob.size_bytes if blob else 0, load)
+    return _private_states.get((db, blob_id), blob.size_bytes if blob else 0, lambda: load_tensors(db, blob_id))

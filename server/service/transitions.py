@@ -33,6 +33,7 @@ from server.service.context import (
     plan_of,
     server_half_of,
     wake_aggregator,
+    wake_cleaner,
 )
 from server.service.measurements.pooling import pooled_accuracy
 from server.service.queries import active_clients, base_of, latest_model, next_number, round_under_way
@@ -228,6 +229,7 @@ def fail_round(session: Session, ctx: Context, federation: Federation, round_: R
         session, ctx, COORDINATOR, "round.failed", federation.name, round=round_.number, reason=full_reason(round_)
     )
     set_state(session, ctx, federation, "paused", f"round {round_.number} failed: {why.reason}", why.detail)
+    wake_cleaner(federation)
 
 
 def _record_absences(session: Session, round_: Round) -> None:

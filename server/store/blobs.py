@@ -1,38 +1,47 @@
 """Byte strings stored in chunks, so that most code never holds a whole model in memory.
 
-Each chunk is a row. Its bytes are in that row, or in an object store if one is configured. An object is written before
-the row that refers to it and deleted after that row: a crash in between leaves an unreferenced object, never a row
-without its bytes. `server.service.cleaning` removes such objects.
+Each chunk is a row. Its bytes are in that row, or in an object store if one is configured: a bucket, or a folder. An
+object is written before the row that refers to it and deleted after that row: a crash in between leaves an unreferenced
+object, never a row without its bytes. `server.service.cleaning` removes such objects.
 """
 
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from typing import ClassVar, cast
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select
+from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Gone
-from server.store.database import LOCK, Database, after_commit
-from server.store.object_store import ObjectStoreError, ObjectStoreFull
+from server.store.database import BULK_PAUSE_S, Database, after_commit
+from server.store.objects.store import ObjectStoreError, ObjectStoreFull, ObjectWriter, Piece
 from server.store.ownership import claim, claim_once
 from server.store.tables import BLOB_REFERENCES, Blob, BlobChunk
+from shared.contract.errors import DistransError
 
 CHUNK_BYTES = 2 * 1024 * 1024
 _CHUNKS_PER_REMOVAL = 4  # per transaction, to let other writers in and keep SQLite's log small
+_ID_LENGTH = 32  # of a blob; the keys of its objects start with it
+# Built once: they run for every piece of an upload, and building them takes longer than running them.
+_BLOBS, _CHUNKS = (cast(Table, table.__table__) for table in (Blob, BlobChunk))
+_ADD_CHUNK = insert(_CHUNKS)
+_EXTEND_CHUNK = (
+    update(_CHUNKS)
+    .where(_CHUNKS.c.blob_id == bindparam("given_blob_id"), _CHUNKS.c.object_key == bindparam("given_object_key"))
+    .values(size_bytes=_CHUNKS.c.size_bytes + bindparam("given_size_bytes"))
+)
+_READ_CHUNK = (
+    select(_CHUNKS.c.data)
+    .where(_CHUNKS.c.blob_id == bindparam("given_id"), _CHUNKS.c.start == bindparam("given_start"))
+    .execution_options(distrans_binary=True)
+)
+_RESIZE = update(_BLOBS).where(_BLOBS.c.id == bindparam("given_id")).values(size_bytes=bindparam("size_bytes"))
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes of a future chunk: already in an object, or in memory."""
-
-    size_bytes: int
-    data: bytes
-    object_key: str | None
 
 
 def begin_blob(session: Session, blob_id: str | None = None) -> str:
@@ -43,43 +52,88 @@ def begin_blob(session: Session, blob_id: str | None = None) -> str:
     return blob.id
 
 
-def stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
-    """Prepare bytes of an upload for `append`; call it outside the transaction that appends them.
+class Writer:
+    """Writes what one request, or one thread, appends to a blob; call it outside the transactions that record it."""
 
-    Raise StorageFull if only the reserve is left on the database's disk.
-    """
-    if db.objects is None:
-        db.require_room()
-    return _stage(db, blob_id, data)
+    def __init__(self, db: Database, blob_id: str) -> None:
+        self._db = db
+        self._inner: ObjectWriter = _RowWriter() if db.objects is None else db.objects.writer(blob_id)
+        self._may_discard = True  # nothing is recorded, for all we know
+
+    @property
+    def is_due(self) -> bool:
+        """Whether what was written should be recorded now: else memory would fill up, or a crash would cost much."""
+        return self._inner.is_due
+
+    def write(self, data: bytes) -> None:
+        """Write the next bytes. Raise StorageFull if only the reserve is left on the disk."""
+        self._db.require_room()
+        claim_once(self._db)
+        try:
+            for begin in range(0, len(data), CHUNK_BYTES):
+                self._inner.write(data[begin : begin + CHUNK_BYTES])
+        except ObjectStoreFull as error:
+            self._db.note_full(error)
+            raise
+
+    @contextmanager
+    def flushed(self) -> Iterator[list[Piece]]:
+        """Yield what was written since the last call, durably if it is in objects; record it within the block."""
+        try:
+            pieces = self._inner.flush()
+        except ObjectStoreFull as error:
+            self._db.note_full(error)
+            raise
+        try:
+            yield pieces
+        except DistransError:  # raised by our own code, so the transaction was rolled back
+            raise
+        except BaseException:
+            self._may_discard = False  # it may have been committed
+            raise
+        self._may_discard = self._may_discard and not pieces
+
+    def discard(self) -> None:
+        """Delete what was written unless some of it was recorded, or may have been. Failures are logged."""
+        if self._db.objects is not None and self._may_discard and self._inner.keys:
+            try:
+                self._db.objects.delete(self._inner.keys)
+            except ObjectStoreError as error:
+                logger.warning("objects of a rejected upload will be collected later: %s", error)
 
 
-def _stage(db: Database, blob_id: str, data: bytes) -> list[Piece]:
-    parts = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
-    if db.objects is None:
-        return [Piece(len(part), part, None) for part in parts]
-    claim_once(db)
-    try:
-        return [Piece(len(part), b"", db.objects.put(blob_id, part)) for part in parts]
-    except ObjectStoreFull as error:
-        db.note_full(error)
-        raise
+class _RowWriter:
+    """Keeps bytes in memory until they are recorded in rows."""
+
+    keys: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._pieces)
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(Piece(len(data), data))
+
+    def flush(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
-def append(session: Session, blob_id: str, pieces: list[Piece]) -> int:
-    """Append to an unsealed blob; return its new size."""
-    blob = session.get_one(Blob, blob_id, with_for_update=LOCK)
+def append(session: Session, blob_id: str, begin: int, pieces: list[Piece]) -> int:
+    """Append to an unsealed blob of `begin` bytes, locked by the caller; return its new size."""
     for piece in pieces:
-        session.add(
-            BlobChunk(
-                blob_id=blob_id,
-                start=blob.size_bytes,
-                size_bytes=piece.size_bytes,
-                data=piece.data,
-                object_key=piece.object_key,
-            )
-        )
-        blob.size_bytes += piece.size_bytes
-    return blob.size_bytes
+        row = {"blob_id": blob_id, "size_bytes": piece.size_bytes, "object_key": piece.object_key}
+        if piece.extends:
+            session.execute(_EXTEND_CHUNK, {f"given_{name}": value for name, value in row.items()})
+        else:
+            session.execute(_ADD_CHUNK, row | {"start": begin, "data": piece.data})
+        begin += piece.size_bytes
+    if pieces:
+        session.execute(_RESIZE, {"given_id": blob_id, "size_bytes": begin})
+    return begin
 
 
 def seal(session: Session, blob_id: str, digest: str) -> Blob:
@@ -116,9 +170,11 @@ def remove(db: Database, blob_id: str) -> None:
     """Remove an unreferenced blob, a few chunks per transaction."""
     is_gone = False
     while not is_gone:
-        with db.write() as session:
+        with db.write(durable=False) as session:  # what a power cut brings back is found again
             is_gone, keys = _remove_some(session, blob_id)
         _delete_objects(db, keys)
+        if not is_gone:
+            time.sleep(BULK_PAUSE_S)
 
 
 def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
@@ -139,7 +195,8 @@ def _remove_some(session: Session, blob_id: str) -> tuple[bool, list[str]]:
 
 
 def _delete_objects(db: Database, keys: list[str]) -> None:
-    if db.objects is not None:
+    if db.objects is not None and keys:
+        db.sync()  # that nothing refers to them
         db.objects.delete(keys)
 
 
@@ -149,19 +206,23 @@ def store(db: Database, data: bytes) -> str:
     Leave nothing behind on failure. Raise StorageFull before the first byte if there is no room.
     """
     blob_id = uuid.uuid4().hex
-    if db.objects is None:
-        db.require_room(len(data))
+    db.require_room(len(data))
+    writer, size = Writer(db, blob_id), 0
     try:
+        with db.write(durable=False) as session:  # the transaction that refers to it makes it durable
+            begin_blob(session, blob_id)
         for begin in range(0, max(len(data), 1), CHUNK_BYTES):
-            pieces = _stage(db, blob_id, data[begin : begin + CHUNK_BYTES])
-            with db.write() as session:
-                if begin == 0:
-                    begin_blob(session, blob_id)
-                append(session, blob_id, pieces)
-                if begin + CHUNK_BYTES >= len(data):
+            writer.write(data[begin : begin + CHUNK_BYTES])
+            is_last = begin + CHUNK_BYTES >= len(data)
+            if not writer.is_due and not is_last:
+                continue
+            with writer.flushed() as pieces, db.write(durable=False) as session:
+                size = append(session, blob_id, size, pieces)
+                if is_last:
                     seal(session, blob_id, hashlib.sha256(data).hexdigest())
     except Exception:
         try_remove(db, blob_id)
+        writer.discard()
         raise
     return blob_id
 
@@ -201,20 +262,21 @@ def _pieces(
     for start, size, key in chunks:
         first, last = max(begin - start, 0), size if end is None else min(end - start, size)
         if key is not None:
-            yield _from_object(db, key, first, last)
+            for position in range(first, last, CHUNK_BYTES):
+                yield _from_object(db, key, position, min(position + CHUNK_BYTES, last))
             continue
         with db.read() as session:
-            query = select(BlobChunk.data).where(BlobChunk.blob_id == blob_id, BlobChunk.start == start)
-            data = session.execute(query).scalar_one_or_none()
+            data = session.execute(_READ_CHUNK, {"given_id": blob_id, "given_start": start}).scalar_one_or_none()
         if data is None:
             raise _dropped()
         yield data[first:last]
 
 
 def _from_object(db: Database, key: str, begin: int, end: int) -> bytes:
-    if db.objects is None:
+    if db.objects is None or not db.objects.holds(key):
+        here = "DISTRANS_BLOBS is not set" if db.objects is None else f"DISTRANS_BLOBS is {db.objects.address}"
         raise ObjectStoreError(
-            "Tensors of this coordinator are in an object store, but DISTRANS_BLOBS is not set.",
+            f"Tensors of this coordinator are in another place: {here}.",
             next_step="Set DISTRANS_BLOBS to the address they were written to.",
         )
     return db.objects.get(key, begin, end)
@@ -233,7 +295,7 @@ def unreferenced_objects(db: Database) -> set[str]:
     """Return the keys of objects that no chunk refers to, including ones about to be referred to."""
     found: set[str] = set()
     for keys in db.objects.list_keys() if db.objects is not None else ():
-        blob_ids = {key.partition("/")[0] for key in keys}
+        blob_ids = {key[:_ID_LENGTH] for key in keys}
         with db.read() as session:
             chunks = select(BlobChunk.object_key).where(BlobChunk.blob_id.in_(blob_ids))
             found |= set(keys) - set(session.execute(chunks).scalars())

@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from typing_extensions import override
 
 from server.store import failures, postgresql, sqlite
-from server.store.object_store import ObjectStore
+from server.store.objects.addresses import open_store
 from shared.contract.errors import DistransError
 
 # FOR NO KEY UPDATE: does not block inserts of rows with foreign keys to the locked row, which could deadlock.
@@ -45,7 +45,7 @@ class DatabaseOptions:
 
     connections: int = 5  # kept open
     more_connections: int = 15  # opened when needed
-    reserve_bytes: int = 64 * 1024 * 1024  # with less free space SQLite accepts no uploads; everything else works
+    reserve_bytes: int = 64 * 1024 * 1024  # with less free space, disks accept no uploads; everything else works
     timeouts: postgresql.Timeouts = field(default_factory=postgresql.Timeouts)
 
 
@@ -75,18 +75,20 @@ class Database:
         self.url = parsed = _parse(url)
         self.options = options or DatabaseOptions()
         self.is_sqlite = parsed.drivername == "sqlite"
-        self.objects = ObjectStore(blobs) if blobs else None  # None: blobs are stored in the database
+        self.objects = open_store(blobs) if blobs else None  # None: blobs are stored in the database
         self._writing = threading.Lock()
         self._full_at: float | None = None
         self._checkpoint_at = 0.0
         self.work_available = threading.Event()  # set after a commit that gives the background worker something to do
         self.change_committed = threading.Event()  # set after a commit that agents wait for, see server.store.changes
+        self.removal_due = threading.Event()  # set after a commit that leaves the cleaner something to remove
         if self.is_sqlite:
             self.file = _prepare_file(parsed, create=create)
         self.engine = self._open(self.options.connections, self.options.more_connections)
         # Separate, so that `check` answers while all other connections are blocked.
         self._probe = self._open(1, 0)
         self._write_engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
+        self._relaxed_engine = self._write_engine.execution_options(distrans_synchronous="NORMAL")
 
     def _open(self, connections: int, more: int) -> Engine:
         connect_args: dict[str, Any] = (
@@ -105,6 +107,8 @@ class Database:
         if self.is_sqlite:
             event.listen(engine, "connect", sqlite.prepare_connection)
             event.listen(engine, "begin", sqlite.begin)
+        else:
+            event.listen(engine, "do_execute", postgresql.execute)
         event.listen(engine, "handle_error", self._note_error)
         return engine
 
@@ -115,19 +119,31 @@ class Database:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
         """Run one transaction: all or nothing, and durable once the block has ended.
 
-        Keep it short: on SQLite all other writers wait; on PostgreSQL, those that need the same rows.
+        Keep it short: on SQLite all other writers wait; on PostgreSQL, those that need the same rows. One that is not
+        `durable` may be undone by a power cut until the next durable one commits, which covers all before it.
         """
         turn: AbstractContextManager[Any] = self._writing if self.is_sqlite else nullcontext()
-        with turn, Session(self._write_engine, expire_on_commit=False) as session, session.begin():
+        engine = self._write_engine if durable else self._relaxed_engine
+        with turn, Session(engine, expire_on_commit=False) as session, session.begin():
+            if not durable and not self.is_sqlite:
+                session.execute(text("SET LOCAL synchronous_commit = off"))
             yield session
             self._insert_last(session)
         for step in session.info.get(_AFTER_COMMIT, []):
             step(self)
         if self.is_sqlite and time.monotonic() >= self._checkpoint_at:
             self.checkpoint()
+
+    def sync(self) -> None:
+        """Make everything committed so far durable."""
+        if self.is_sqlite:
+            sqlite.sync_wal(self.file)
+            return
+        with self.write() as session:
+            session.execute(text("SELECT pg_current_xact_id()"))  # without an id, a commit would wait for nothing
 
     def _insert_last(self, session: Session) -> None:
         if rows := session.info.pop(_LAST, []):
@@ -165,6 +181,8 @@ class Database:
             return True
         try:
             with self._writing, closing(self.engine.raw_connection()) as connection:
+                if sqlite.wal_bytes(self.file) <= sqlite.WAL_LIMIT_BYTES:  # another thread was faster
+                    return True
                 if sqlite.truncate_wal(connection.driver_connection):  # type: ignore[arg-type]  # sqlite3's
                     return True
         except (sqlite3.Error, SQLAlchemyError) as error:  # commits are safe in the log
@@ -175,11 +193,11 @@ class Database:
     def is_full(self) -> bool:
         """Return whether there is no room for uploads, or a write recently failed for lack of space."""
         failed_recently = self._full_at is not None and time.monotonic() < self._full_at + _FULL_FOR_S
-        return failed_recently or self._lacks_room()
+        return failed_recently or self._lacks_room() or self._objects_lack_room()
 
     def require_room(self, size_bytes: int = 0) -> None:
         """Raise StorageFull if storing this many more bytes would eat into the reserve."""
-        if self._lacks_room(size_bytes):
+        if self._lacks_room(size_bytes) if self.objects is None else self._objects_lack_room(size_bytes):
             raise failures.StorageFull(
                 "The coordinator's disk is full.", next_step="Ask its operator to free some disk space."
             )
@@ -196,6 +214,10 @@ class Database:
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
             )
         return bool(free + pages * size < needed)
+
+    def _objects_lack_room(self, size_bytes: int = 0) -> bool:
+        free = None if self.objects is None else self.objects.free_bytes()
+        return free is not None and free < self.options.reserve_bytes + size_bytes
 
     @property
     def _log_reserve_bytes(self) -> int:
@@ -238,7 +260,7 @@ class _Snapshot(Database):
         yield self._session
 
     @override
-    def write(self) -> NoReturn:
+    def write(self, *, durable: bool = True) -> NoReturn:
         raise TypeError("a snapshot cannot be written")
 
 

@@ -1,4 +1,4 @@
-"""Ownership of an object store prefix: two coordinators sharing one would delete each other's models as garbage."""
+"""Ownership of a prefix or folder: two coordinators sharing one would delete each other's models as garbage."""
 
 import uuid
 from contextlib import suppress
@@ -6,20 +6,20 @@ from contextlib import suppress
 from sqlalchemy.exc import IntegrityError
 
 from server.store.database import Database
-from server.store.object_store import OWNER_KEY, ObjectStoreError
+from server.store.objects.store import OWNER_KEY, ObjectStoreError
 from server.store.tables import Coordinator
 
 
 def claim(db: Database) -> None:
-    """Claim the prefix for this coordinator; raise if another owns it. Replicas share one identity."""
+    """Claim the object store for this coordinator; raise if another owns it. Replicas share one identity."""
     if db.objects is None:
         return
     owner = db.objects.claim(identity := _identity(db))
     if owner != identity:
         raise ObjectStoreError(
             f"{db.objects.address} belongs to coordinator {owner[:32]!r}; this is {identity!r}.",
-            next_step="Set DISTRANS_BLOBS to a prefix that no other coordinator uses. "
-            f"If the other coordinator no longer exists, delete the object {OWNER_KEY} in this prefix instead.",
+            next_step="Set DISTRANS_BLOBS to a prefix or folder that no other coordinator uses. "
+            f"If the other coordinator no longer exists, delete {OWNER_KEY} in it instead.",
         )
 
 

@@ -296,6 +296,9 @@ class FederationView(Answer):
     )
     verdicts: list[SiteVerdict] = Field([], description="Of the sites that share theirs; a client sees only its own.")
     verdict_summary: VerdictSummary | None = Field(None, description="Null for clients, and if no site shares any.")
+    stored_bytes: int | None = Field(
+        None, description="Bytes of all tensors stored for it: models, uploads and personal ones. Null for clients."
+    )
     plan: StoredPlan | None = None
     warnings: list[str] = Field([], description="What in the plan may not be as its author expects.")
 

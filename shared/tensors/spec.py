@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shared.tensors.names import add_prefix
@@ -27,6 +28,15 @@ _WIRE_NAMES = {
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
+
+
+def dtype_of(wire_name: str) -> "torch.dtype":
+    """Return the dtype with this name in safetensors."""
+    import torch
+
+    (name,) = (name for name, known in _WIRE_NAMES.items() if known == wire_name)
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,18 @@ class Spec:
     def __or__(self, other: "Spec") -> "Spec":
         return Spec({**self.entries, **other.entries})
 
-    @property
+    @cached_property
     def data_bytes(self) -> int:
         """Size of all tensors' data."""
         return sum(entry.size_bytes for entry in self.entries.values())
 
-    @property
+    @cached_property
     def max_header_bytes(self) -> int:
         """The longest header a checker accepts."""
         names = sum(6 * len(name) + _MAX_BYTES_PER_ENTRY for name in self.entries)
         return names + 6 * self.max_metadata_bytes + 64
 
-    @property
+    @cached_property
     def max_total_bytes(self) -> int:
         """The largest possible body."""
         return 8 + self.max_header_bytes + self.data_bytes

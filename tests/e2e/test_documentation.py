@@ -47,6 +47,8 @@ NOT_RUN = {
     "make docs": "test_documentation_site.py builds the site",
     "make format": "changes files",
     "make test": "runs this test",
+    "cp --archive --link": "copies a folder that the guide's coordinator does not have; test_backup.py restores spools",
+    "pg_dump": "needs a PostgreSQL server",
     "distrans-server serve": "runs until it is stopped; the README's walk runs it in the background",
     "distrans-lab run": "takes hours or days; test_runs.py runs experiments of a few rounds",
     "distrans-lab report": "needs the results of such a run",

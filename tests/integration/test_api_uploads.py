@@ -3,6 +3,7 @@
 import gzip
 
 import pytest
+from sqlalchemy import select
 from support.api import SocketApi, problem_of
 from support.api_calls import count_transfers, large_plan, open_round, open_round_of_two, unique_plan
 from support.desk import count, make_overdue
@@ -206,6 +207,18 @@ class TestPut:
         eventually(lambda: count_transfers(socket_api, round_id) == 0)
         assert count(socket_api.app.state.ctx.db, Blob, BlobChunk, Transfer, Update) == before
         assert site.put(round_id, body).status_code == 200
+
+    def test_chunks_fill_their_rows(self, socket_api: SocketApi) -> None:
+        plan = large_plan()
+        round_id, (site,) = open_round(socket_api, plan, "north")
+        body = update_body(plan, {}, 77)
+        receipt = site.put(round_id, body).json()
+        with socket_api.app.state.ctx.db.read() as session:
+            query = select(BlobChunk.size_bytes).join(Update, Update.blob_id == BlobChunk.blob_id)
+            query = query.where(Update.digest == receipt["digest"]).order_by(BlobChunk.start)
+            sizes = list(session.execute(query).scalars())
+        assert len(sizes) > 1
+        assert sizes == [CHUNK_BYTES] * (len(sizes) - 1) + [len(body) - CHUNK_BYTES * (len(sizes) - 1)]
 
     def test_a_new_upload_replaces_one_in_progress(self, socket_api: SocketApi) -> None:
         """A site whose connection broke unnoticed does not have to wait for the coordinator to notice."""

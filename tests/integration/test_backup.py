@@ -15,6 +15,8 @@ from support.desk import mean_bits
 from support.plans import small_plan, update_body
 
 from server.service import aggregation
+from server.store import backup as backup_module
+from server.store import blobs
 from server.store.backup import backup
 from server.store.database import Database, DatabaseError
 from server.store.schema import require_current
@@ -46,12 +48,12 @@ def lose_what_comes_after(sites: list[Site]) -> None:
     assert sites[2].put(round_id, update_body(PLAN, {}, 2)).status_code == 200
 
 
-def go_on(db_url: str, sites: list[Site]) -> None:
+def go_on(db_url: str, sites: list[Site], blob_address: str | None = None) -> None:
     """Continue with the same tokens on the restored database until the federation ends."""
     db = Database(db_url)
     require_current(db)
     db.close()
-    with open_api(db_url) as api:
+    with open_api(db_url, blobs=blob_address) as api:
         left, middle, right = (Site(api.http, PLAN, site.name, site.token) for site in sites)
         assert left.task(wait_s=0).action == "wait"
         round_id = middle.task().round.id
@@ -92,6 +94,57 @@ def test_sqlite_backup_during_a_round_can_be_restored(sqlite_url: str, tmp_path:
     restored = tmp_path / "restored.db"
     shutil.copy(copy, restored)
     go_on(f"sqlite:///{restored}", sites)
+
+
+def test_sqlite_backup_with_a_spool_can_be_restored(sqlite_url: str, spool_address: str, tmp_path: Path) -> None:
+    copy = tmp_path / "backup" / "monday.db"
+    copy.parent.mkdir()
+    with open_api(sqlite_url, blobs=spool_address) as api:
+        sites = to_the_middle_of_a_round(api)
+        db = Database(sqlite_url, spool_address)
+        assert db.objects is not None
+        orphan = db.objects.writer("0" * 32)
+        orphan.write(b"of no use")
+        assert backup(db, copy) > copy.stat().st_size + 40_000
+        with pytest.raises(DatabaseError, match=r"monday\.db already exists"):
+            backup(db, copy)
+        db.close()
+        lose_what_comes_after(sites)
+    files = copy.with_name("monday.db.blobs")
+    assert sorted(file.name for file in copy.parent.iterdir()) == ["monday.db", "monday.db.blobs"]
+    assert stat.S_IMODE(files.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files.iterdir()} == {0o600}
+    assert not {file.name for file in files.iterdir()} & set(orphan.keys)
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    shutil.copy(copy, restored / "coordinator.db")
+    shutil.copytree(files, restored / "blobs")
+    go_on(f"sqlite:///{restored / 'coordinator.db'}", sites, f"file://{restored}")
+
+
+def test_sqlite_backup_copies_again_if_tensors_are_removed_meanwhile(
+    sqlite_url: str, spool_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = Database(sqlite_url, spool_address)
+    blob_ids = [blobs.store(db, bytes([number]) * 1000) for number in range(3)]
+    copy_file, copied = backup_module._copy_file, list[Path]()
+
+    def copy_while_cleaning(source: Path, target: Path, size: int) -> bool:
+        if len(copied) == 1:
+            for blob_id in blob_ids[:2]:
+                blobs.remove(db, blob_id)
+        copied.append(source)
+        return copy_file(source, target, size)
+
+    monkeypatch.setattr(backup_module, "_copy_file", copy_while_cleaning)
+    backup(db, tmp_path / "copy.db")
+    db.close()
+    (tmp_path / "restored").mkdir()
+    (tmp_path / "copy.db.blobs").rename(tmp_path / "restored" / "blobs")
+    restored = Database(f"sqlite:///{tmp_path / 'copy.db'}", f"file://{tmp_path / 'restored'}")
+    assert blobs.read_all(restored, blob_ids[2]) == bytes([2]) * 1000
+    assert blobs.unreferenced_objects(restored) == set()
+    restored.close()
 
 
 def test_unwritable_path_is_reported(sqlite_url: str, tmp_path: Path) -> None:

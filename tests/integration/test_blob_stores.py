@@ -1,8 +1,10 @@
-"""Uploads, downloads and aggregation with tensors in SQL and in an object store, and crashes in between."""
+"""Uploads, downloads and aggregation with tensors in SQL, in a bucket and in a folder, and crashes in between."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,19 +24,28 @@ from server.service.retention import Retention
 from server.service.uploads import resumable, single_request
 from server.store import blobs
 from server.store.database import Database
-from server.store.object_store import ObjectMissing, ObjectStore, ObjectStoreError
+from server.store.objects import spool
+from server.store.objects.addresses import open_store
+from server.store.objects.bucket import Bucket
+from server.store.objects.spool import Spool
+from server.store.objects.store import ObjectMissing, ObjectStoreError
 from server.store.ownership import claim
 from server.store.tables import Blob, BlobChunk, Coordinator, Transfer
 from shared.contract.messages import UpdateReceipt
 from shared.tensors.wire import digest
 
-STORES = ("sql", "s3")
+OUTSIDE = ("s3", "file")
+STORES = ("sql", *OUTSIDE)
 NOW = time.time  # objects have timestamps of the store's own clock
+
+
+def address_of(kind: str, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("bucket" if kind == "s3" else "spool_address"))
 
 
 @pytest.fixture(params=STORES)
 def blob_address(request: pytest.FixtureRequest) -> str | None:
-    return None if request.param == "sql" else str(request.getfixturevalue("bucket"))
+    return None if request.param == "sql" else address_of(request.param, request)
 
 
 @pytest.fixture
@@ -121,89 +132,100 @@ def test_downloads_and_ranges(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
     assert Site(api.http, plan, "left", site.token).put(site.task().round.id, update_body(plan, {})).status_code == 200
 
 
+@pytest.fixture(params=OUTSIDE)
+def address(request: pytest.FixtureRequest) -> str:
+    return address_of(request.param, request)
+
+
 @pytest.fixture
-def s3(sqlite_url: str, bucket: str) -> Iterator[Database]:
-    database = Database(sqlite_url, bucket)
+def outside(sqlite_url: str, address: str) -> Iterator[Database]:
+    database = Database(sqlite_url, address)
     yield database
     database.close()
 
 
-def test_a_crash_after_the_object_and_before_its_row(s3: Database) -> None:
+@contextmanager
+def out_of_order() -> Iterator[None]:
+    """Let every use of an object store fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "_call", _fail)
+        patch.setattr(Spool, "_readable_errors", _fail)
+        yield
+
+
+def test_a_crash_after_the_object_and_before_its_row(outside: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The object is garbage, and is deleted once it is too old for anyone to be about to refer to it."""
-    desk = Desk(s3, clock=Clock(NOW()))
+    monkeypatch.setattr(spool, "_FLUSH_BYTES", 1)
+    desk = Desk(outside, clock=Clock(NOW()))
     torn = single_request.SingleRequestUpload(desk.ctx, desk.join("left"), desk.round.id, None, None)
     torn.feed(desk.body(1)[:5_000])
-    kept = objects_of(s3)
-    blobs.stage(s3, torn._blob_id, b"and then the process died")
-    assert len(objects_of(s3)) == len(kept) + 1
+    kept = objects_of(outside)
+    blobs.Writer(outside, uuid.uuid4().hex).write(b"and then the process died")
+    assert len(objects_of(outside)) == len(kept) + 1
     cleaner = Cleaner(desk.ctx, Retention())
     assert cleaner.collect_objects() == 0
     desk.clock.jump(100 * 86400)  # no wall clock decides what is garbage
     assert cleaner.collect_objects() == 0
     desk.clock.advance(3700)
     assert cleaner.collect_objects() == 1
-    assert objects_of(s3) == kept
+    assert objects_of(outside) == kept
 
 
-def test_a_crash_after_the_row_and_before_its_object(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(s3, clock=Clock(NOW()))
-    blob_id = blobs.store(s3, b"soon gone")
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "_call", _fail)
-        with s3.write() as session:
-            blobs.remove_in(session, blob_id)
-    assert keys_of(s3) < objects_of(s3)
+def test_a_crash_after_the_row_and_before_its_object(outside: Database) -> None:
+    desk = Desk(outside, clock=Clock(NOW()))
+    blob_id = blobs.store(outside, b"soon gone")
+    with out_of_order(), outside.write() as session:
+        blobs.remove_in(session, blob_id)
+    assert keys_of(outside) < objects_of(outside)
     cleaner = Cleaner(desk.ctx, Retention())
     assert cleaner.collect_objects() == 0
     desk.clock.advance(3700)
     assert cleaner.collect_objects() == 1
-    check_in_step(s3)
+    check_in_step(outside)
 
 
-def _fail(*_: object) -> None:
+def _fail(*_: object, **__: object) -> None:
     raise ObjectStoreError("The object store failed: it is away")
 
 
-def test_a_transaction_that_fails_keeps_its_objects(s3: Database) -> None:
-    blob_id = blobs.store(s3, b"still needed")
+def test_a_transaction_that_fails_keeps_its_objects(outside: Database) -> None:
+    blob_id = blobs.store(outside, b"still needed")
 
     def drop_and_fail() -> None:
-        with s3.write() as session:
+        with outside.write() as session:
             blobs.remove_in(session, blob_id)
             raise LookupError
 
     with pytest.raises(LookupError):
         drop_and_fail()
-    assert blobs.read_all(s3, blob_id) == b"still needed"
+    assert blobs.read_all(outside, blob_id) == b"still needed"
 
 
-def test_aggregation_waits_for_an_unavailable_object_store(s3: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aggregation_waits_for_an_unavailable_object_store(outside: Database) -> None:
     """Aggregation waits for the store; the round does not fail."""
-    desk = Desk(s3)
+    desk = Desk(outside)
     left = desk.join("left")
     body = desk.body(1)
     desk.put(left, body)
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "_call", _fail)
+    with out_of_order():
         assert Aggregator(desk.ctx).step() is False
         assert desk.round.state == "aggregating"
     desk.aggregate()
     assert desk.bits(1) == mean_bits([body])
 
 
-def test_callers_are_told_to_try_again(sqlite_url: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_api(sqlite_url, blobs=bucket) as api:
-        monkeypatch.setattr(ObjectStore, "_call", _fail)
+def test_callers_are_told_to_try_again(sqlite_url: str, address: str) -> None:
+    with open_api(sqlite_url, blobs=address) as api, out_of_order():
         answer = api.call("POST", "/v1/federations", json=small_plan().model_dump(mode="json"))
         assert problem_of(answer) == (503, "object-store-unavailable")
         assert answer.headers["retry-after"] == "5"
 
 
-def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequest, sqlite_url: str) -> None:
+def test_blobs_from_before_the_switch_are_still_read(sqlite_url: str, address: str) -> None:
     before = Database(sqlite_url)
     old = blobs.store(before, b"in SQL")
     before.close()
-    after = Database(sqlite_url, request.getfixturevalue("bucket"))
+    after = Database(sqlite_url, address)
     new = blobs.store(after, b"in an object")
     assert [blobs.read_all(after, blob_id) for blob_id in (old, new)] == [b"in SQL", b"in an object"]
     after.close()
@@ -214,92 +236,119 @@ def test_blobs_from_before_the_switch_are_still_read(request: pytest.FixtureRequ
     forgetful.close()
 
 
-@pytest.mark.parametrize("address", ["s3:/bucket", "gs://bucket/x", "s3://B!", "s3://bucket/a b"])
-def test_invalid_object_store_url_is_refused(address: str) -> None:
-    with pytest.raises(ObjectStoreError, match="s3://bucket/prefix"):
-        ObjectStore(address)
+def test_blobs_in_another_place_are_not_looked_for_in_this_one(
+    sqlite_url: str, bucket: str, spool_address: str
+) -> None:
+    for written, now in ((bucket, spool_address), (spool_address, bucket)):
+        before = Database(sqlite_url, written)
+        blob_id = blobs.store(before, b"a model")
+        before.close()
+        after = Database(sqlite_url, now)
+        with pytest.raises(ObjectStoreError, match=f"in another place: DISTRANS_BLOBS is {now}"):
+            blobs.read_all(after, blob_id)
+        after.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "next_step"),
+    [
+        ("s3:/bucket", "s3://bucket/prefix"),
+        ("s3://B!", "s3://bucket/prefix"),
+        ("s3://bucket/a b", "s3://bucket/prefix"),
+        ("gs://bucket/x", "file:///path/to/folder or s3://bucket/prefix"),
+        ("/srv/spool", "file:///path/to/folder or s3://bucket/prefix"),
+        ("file://srv/spool", "file:///path/to/folder"),
+        ("file:///", "file:///path/to/folder"),
+        ("file:///srv/spool?mode=rw", "file:///path/to/folder"),
+    ],
+)
+def test_invalid_object_store_url_is_refused(wrong: str, next_step: str) -> None:
+    with pytest.raises(ObjectStoreError, match=next_step):
+        open_store(wrong)
 
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:
-    ObjectStore(bucket).check()
+    Bucket(bucket).check()
     with pytest.raises(ObjectStoreError, match="s3://elsewhere"):
-        ObjectStore("s3://elsewhere/x").check()
+        Bucket("s3://elsewhere/x").check()
 
 
-class TestAPrefix:
-    """A prefix belongs to one coordinator, whose replicas share an identity in their database."""
+class TestAnOwnedPlace:
+    """A prefix or folder belongs to one coordinator, whose replicas share an identity in their database."""
 
     @pytest.fixture
-    def other(self, request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> Iterator[Database]:
-        """Another coordinator with the same prefix."""
+    def other(self, request: pytest.FixtureRequest, tmp_path: Path, address: str) -> Iterator[Database]:
+        """Another coordinator with the same place."""
         (tmp_path / "other").mkdir()
-        database = Database(new_database("sqlite", request, tmp_path / "other"), bucket)
+        database = Database(new_database("sqlite", request, tmp_path / "other"), address)
         yield database
         database.close()
 
-    def test_is_refused_to_another_coordinator(self, s3: Database, other: Database) -> None:
-        blob_id = blobs.store(s3, b"a model")
-        before = objects_of(s3)
+    def test_is_refused_to_another_coordinator(self, outside: Database, other: Database) -> None:
+        blob_id = blobs.store(outside, b"a model")
+        before = objects_of(outside)
         for step in (lambda: claim(other), lambda: blobs.store(other, b"another's")):
             with pytest.raises(ObjectStoreError, match="belongs to coordinator") as caught:
                 step()
             assert str(caught.value.next_step).startswith(
-                "Set DISTRANS_BLOBS to a prefix that no other coordinator uses."
+                "Set DISTRANS_BLOBS to a prefix or folder that no other coordinator uses."
             )
-        assert objects_of(s3) == before
-        assert blobs.read_all(s3, blob_id) == b"a model"
+        assert objects_of(outside) == before
+        assert blobs.read_all(outside, blob_id) == b"a model"
 
-    def test_is_never_collected_by_another_coordinator(self, s3: Database, other: Database) -> None:
+    def test_is_never_collected_by_another_coordinator(self, outside: Database, other: Database) -> None:
         """Every object would look like garbage to it."""
-        blob_id = blobs.store(s3, b"a model")
+        blob_id = blobs.store(outside, b"a model")
         with pytest.raises(ObjectStoreError, match="belongs to coordinator"):
             blobs.delete_objects(other, blobs.unreferenced_objects(other))
-        assert blobs.read_all(s3, blob_id) == b"a model"
+        assert blobs.read_all(outside, blob_id) == b"a model"
 
-    def test_is_shared_by_replicas_that_start_together(self, s3: Database, bucket: str) -> None:
-        replicas = [Database(s3.url.render_as_string(), bucket) for _ in range(4)]
+    def test_is_shared_by_replicas_that_start_together(self, outside: Database, address: str) -> None:
+        replicas = [Database(outside.url.render_as_string(), address) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(claim, replicas))
-        claim(s3)
-        assert count(s3, Coordinator) == [1]
+        claim(outside)
+        assert count(outside, Coordinator) == [1]
         for replica in replicas:
             replica.close()
 
-    def test_keeps_its_mark(self, s3: Database) -> None:
-        claim(s3)
-        assert blobs.unreferenced_objects(s3) == set()
-        assert s3.objects is not None
-        with s3.read() as session:
-            assert s3.objects.claim("somebody else") == session.get_one(Coordinator, 1).id
+    def test_keeps_its_mark(self, outside: Database) -> None:
+        claim(outside)
+        assert blobs.unreferenced_objects(outside) == set()
+        assert outside.objects is not None
+        with outside.read() as session:
+            assert outside.objects.claim("somebody else") == session.get_one(Coordinator, 1).id
 
-    def test_of_another_coordinator_is_refused_at_the_start(self, s3: Database, bucket: str, tmp_path: Path) -> None:
-        claim(s3)
+    def test_of_another_coordinator_is_refused_at_the_start(
+        self, outside: Database, address: str, tmp_path: Path
+    ) -> None:
+        claim(outside)
         command = ["distrans-server", "serve", "--port", "0", "--data-dir", tmp_path / "second"]
-        process = LoggedProcess(command, forked=True, DISTRANS_BLOBS=bucket)
+        process = LoggedProcess(command, forked=True, DISTRANS_BLOBS=address)
         assert process.wait() == 1
-        assert process.lines[-1].startswith(f"error: {bucket} belongs to coordinator ")
+        assert process.lines[-1].startswith(f"error: {address} belongs to coordinator ")
 
 
 class TestAnObjectThatIsLost:
-    def test_is_named(self, s3: Database) -> None:
-        blob_id = blobs.store(s3, b"a model")
-        (key,) = objects_of(s3)
-        assert s3.objects is not None
-        s3.objects.delete([key])
-        with pytest.raises(ObjectMissing, match=f"The object {key} is missing from s3://") as caught:
-            blobs.read_all(s3, blob_id)
+    def test_is_named(self, outside: Database, address: str) -> None:
+        blob_id = blobs.store(outside, b"a model")
+        (key,) = objects_of(outside)
+        assert outside.objects is not None
+        outside.objects.delete([key])
+        with pytest.raises(ObjectMissing, match=f"The object {key} is missing from {address}") as caught:
+            blobs.read_all(outside, blob_id)
         assert caught.value.key == key
 
     @pytest.mark.usefixtures("bucket")
     def test_is_not_one_in_a_bucket_that_is_away(self) -> None:
         with pytest.raises(ObjectStoreError) as caught:
-            ObjectStore("s3://elsewhere/x").get("some/key", 0, 1)
+            Bucket("s3://elsewhere/x").get("some/key", 0, 1)
         assert not isinstance(caught.value, ObjectMissing)
 
-    def test_ends_an_export_that_needs_it(self, s3: Database, tmp_path: Path) -> None:
-        desk = Desk(s3)
-        assert s3.objects is not None
-        s3.objects.delete(sorted(objects_of(s3)))
+    def test_ends_an_export_that_needs_it(self, outside: Database, tmp_path: Path) -> None:
+        desk = Desk(outside)
+        assert outside.objects is not None
+        outside.objects.delete(sorted(objects_of(outside)))
         with pytest.raises(Gone, match=r"is not in the object store\.") as caught:
             archive.export(desk.ctx, OPERATOR, desk.name, tmp_path / "export")
         assert caught.value.code == "tensors-dropped"

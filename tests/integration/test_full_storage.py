@@ -15,9 +15,11 @@ from server.service.cleaning import Cleaner
 from server.service.retention import Retention
 from server.store import database, failures
 from server.store.database import Database, DatabaseOptions
-from server.store.object_store import ObjectStore, ObjectStoreFull
+from server.store.objects.bucket import Bucket
+from server.store.objects.store import ObjectStoreFull
 
-PLAN = small_plan(method={"name": "fedavg"}, rounds={"min_clients": 1, "count": 3})
+# Larger than a few pages, so that an upload cannot fit into those that are there.
+PLAN = small_plan(method={"name": "fedavg"}, model={"dense_dim": 1000}, rounds={"min_clients": 1, "count": 3})
 BODY = update_body(PLAN, {}, 1)
 
 
@@ -40,6 +42,8 @@ class Disk:
         self.api, self.db = api, api.app.state.ctx.db
 
     def fill(self) -> None:
+        with self.db.engine.connect() as connection:
+            connection.connection.cursor().execute("VACUUM")  # no free pages are left
         event.listen(self.db.engine, "connect", self._limit)
         self.db.engine.dispose()
 
@@ -149,7 +153,7 @@ class TestErrors:
             with monkeypatch.context() as patch:
                 patch.setattr("obstore.put", full)
                 with pytest.raises(ObjectStoreFull, match="is full"):
-                    ObjectStore(bucket).put("blob", b"bytes")
+                    Bucket(bucket).put("blob", b"bytes")
                 assert problem_of(site.put(round_id, BODY)) == (507, "storage-full")
                 assert problem_of(api.call("GET", "/readyz", token=None)) == (503, "storage-full")
             assert site.put(round_id, BODY).status_code == 200

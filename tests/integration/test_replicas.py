@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import safetensors.torch
 import trustme
 from support.coordinator import ADMIN_TOKEN, CoordinatorProcess, Site
@@ -92,15 +93,15 @@ def seed_of(number: int, place: int) -> int:
 class Replicas:
     """Two coordinator processes, killed in turn with SIGKILL and restarted on the same port."""
 
-    def __init__(self, db_url: str, folder: Path) -> None:
-        self._db_url, self._folder = db_url, folder
+    def __init__(self, db_url: str, folder: Path, **variables: str) -> None:
+        self._db_url, self._folder, self._variables = db_url, folder, variables
         with ThreadPoolExecutor(2) as pool:
             self.processes = list(pool.map(lambda _: self._start("0"), range(2)))
         self.ports = [str(httpx.URL(process.url).port) for process in self.processes]
         self.kills = 0
 
     def _start(self, port: str) -> CoordinatorProcess:
-        return CoordinatorProcess(self._db_url, self._folder, "--port", port)
+        return CoordinatorProcess(self._db_url, self._folder, "--port", port, **self._variables)
 
     def kill_and_restart(self) -> None:
         """Kill the next one in turn; return when it serves again."""
@@ -116,22 +117,26 @@ class Replicas:
 
 
 @contextmanager
-def replicas(db_url: str, folder: Path) -> Iterator[Replicas]:
-    running = Replicas(db_url, folder)
+def replicas(db_url: str, folder: Path, **variables: str) -> Iterator[Replicas]:
+    running = Replicas(db_url, folder, **variables)
     try:
         yield running
     finally:
         running.stop()
 
 
-def test_twenty_sites_while_replicas_are_killed(postgres_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["sql", "file"])
+def test_twenty_sites_while_replicas_are_killed(
+    postgres_url: str, tmp_path: Path, spool_address: str, place: str
+) -> None:
+    variables = {"DISTRANS_BLOBS": spool_address} if place == "file" else {}
     kind = next((kind for kind in PROXIES if shutil.which(kind)), PROXIES[-1])
     db_url = new_postgres_database(postgres_url)
     migrate(db_url)
     authority = trustme.CA()
     stage = Stage()
     with ExitStack() as stack:
-        running = stack.enter_context(replicas(db_url, tmp_path))
+        running = stack.enter_context(replicas(db_url, tmp_path, **variables))
         certificate = authority.issue_cert("localhost")
         ports = [int(port) for port in running.ports]
         url = stack.enter_context(reverse_proxy(kind, tmp_path / kind, certificate, ports))

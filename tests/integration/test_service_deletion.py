@@ -158,8 +158,9 @@ class TestDeletion:
         refused(InvalidInput, "not-confirmed", lambda: deletion.delete_federation(desk.ctx, OPERATOR, "gone", "gon"))
         assert desk.view.state == "created"
 
-    def test_removes_the_objects_too(self, sqlite_url: str, bucket: str) -> None:
-        db = Database(sqlite_url, bucket)
+    @pytest.mark.parametrize("place", ["bucket", "spool_address"])
+    def test_removes_the_objects_too(self, sqlite_url: str, place: str, request: pytest.FixtureRequest) -> None:
+        db = Database(sqlite_url, request.getfixturevalue(place))
         try:
             desk = busy(db, PLAN)
             with db.read() as session:

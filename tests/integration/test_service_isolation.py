@@ -135,23 +135,25 @@ def test_a_stalled_replica_does_not_fail_a_round_that_another_one_is_finishing(c
     assert [row.state for row in desk.rounds()] == ["done", "open"]
 
 
-@pytest.fixture
-def s3(clean_db: Database, bucket: str) -> Iterator[Database]:
-    database = Database(clean_db.url.render_as_string(hide_password=False), bucket)
+@pytest.fixture(params=["bucket", "spool_address"])
+def outside(clean_db: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Return a database with its tensors in a bucket or a folder."""
+    address = request.getfixturevalue(request.param)
+    database = Database(clean_db.url.render_as_string(hide_password=False), address)
     yield database
     database.close()
 
 
-def test_a_lost_object_fails_its_round_by_name(s3: Database) -> None:
+def test_a_lost_object_fails_its_round_by_name(outside: Database) -> None:
     """Retrying would leave the round aggregating forever."""
-    desk = Desk(s3)
+    desk = Desk(outside)
     desk.upload(desk.join("north"), 1)
-    with s3.read() as session:
+    with outside.read() as session:
         (key,) = session.execute(
             select(BlobChunk.object_key).join(Update, Update.blob_id == BlobChunk.blob_id)
         ).scalars()
-    assert s3.objects is not None
-    s3.objects.delete([str(key)])
+    assert outside.objects is not None
+    outside.objects.delete([str(key)])
     desk.aggregate()
     assert desk.view.state == "paused"
     assert "round 1 failed: stored tensors are missing; " in desk.view.reason

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from sqlalchemy import delete, event, func, select, text
+from support.api import Api, open_api
 from support.desk import (
     MEAN_OFFSETS,
     OPERATOR,
@@ -17,7 +18,8 @@ from support.desk import (
     refused,
     unreferenced_blobs,
 )
-from support.plans import small_plan
+from support.plans import small_plan, update_body
+from support.waiting import eventually
 
 from server.core.errors import Gone
 from server.service import best_model, cleaning, downloads, federations, queries, rollback
@@ -300,3 +302,47 @@ def test_transfers_of_ended_rounds_do_not_pile_up(clean_db: Database) -> None:
         assert count(clean_db, Transfer) == [1]
         Cleaner(desk.ctx, Retention()).clean()
         assert count(clean_db, Transfer) == [0]
+
+
+def test_the_bytes_kept_are_shown_to_the_operator_only(clean_db: Database) -> None:
+    desk = Desk(clean_db)
+    north = desk.join("north")
+    body = desk.body(1)
+    with clean_db.read() as session:
+        model_bytes = session.execute(select(Blob.size_bytes)).scalar_one()
+    assert desk.view.stored_bytes == model_bytes
+    part = UploadPart(desk.ctx, north, desk.round.id, 0, len(body), digest(body))
+    part.feed(body[:1000])
+    assert desk.view.stored_bytes == model_bytes + 1000
+    part.feed(body[1000:])
+    part.finish()
+    desk.aggregate()
+    assert desk.view.stored_bytes == sum(blobs_in(clean_db))
+    Cleaner(desk.ctx, Retention(keep_round_uploads=0)).clean()
+    assert desk.view.stored_bytes == sum(blobs_in(clean_db))
+    assert len(blobs_in(clean_db)) == 2
+    assert federations.show(desk.ctx, desk.name, north.client_id).stored_bytes is None
+
+
+def blobs_in(db: Database) -> list[int]:
+    with db.read() as session:
+        return list(session.execute(select(Blob.size_bytes)).scalars())
+
+
+def test_uploads_are_removed_as_soon_as_they_are_old(sqlite_url: str) -> None:
+    """Not at the next regular cleaning: by then, fast rounds would have filled the disk."""
+    with open_api(sqlite_url, retention=Retention(keep_round_uploads=0)) as api:
+        plan = fedavg_plan(min_clients=1, count=9)
+        api.create(plan)
+        site = api.join(plan, "north", {"cat": 1})
+        for number in range(1, 4):
+            round_id = site.task().round.id
+            assert site.put(round_id, update_body(plan, {}, number)).status_code == 200
+            site.wait_for_model(number)
+            eventually(lambda: uploads_kept(api) == 0, timeout_s=15)
+
+
+def uploads_kept(api: Api) -> int:
+    with api.app.state.ctx.db.read() as session:
+        kept = select(func.count()).select_from(Update).where(Update.blob_id.is_not(None))
+        return int(session.execute(kept).scalar_one())

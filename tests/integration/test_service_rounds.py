@@ -232,9 +232,9 @@ class CountingDatabase(Database):
 
     writes = 0
 
-    def write(self) -> AbstractContextManager[Session]:
+    def write(self, *, durable: bool = True) -> AbstractContextManager[Session]:
         self.writes += 1
-        return super().write()
+        return super().write(durable=durable)
 
 
 class TestIdling:

@@ -1,5 +1,6 @@
 """Partial reads of stored updates: the right tensors, and no bytes of the others."""
 
+import pytest
 import torch
 from sqlalchemy import delete, select
 from support.crashes import InterruptibleAggregator
@@ -50,6 +51,26 @@ def test_a_part_has_the_tensors_of_its_prefix(clean_db: Database) -> None:
         for name, value in part.items():
             assert (value.dtype, value.shape) == (whole[name].dtype, whole[name].shape)
             assert value.equal(whole[name])
+
+
+def test_tensors_of_any_layout_are_aligned(clean_db: Database) -> None:
+    """Other programs may write narrow tensors first; torch computes slowly or not at all with misaligned ones."""
+    data = bytes([1]) + torch.tensor([1.5, -2.5]).numpy().tobytes() + bytes([2, 0])
+    header = (
+        b'{"personal.flag": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]},'
+        b' "shared.w": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},'
+        b' "shared.n": {"dtype": "I16", "shape": [], "data_offsets": [9, 11]}}'
+    )
+    blob_id = blobs.store(clean_db, len(header).to_bytes(8, "little") + header + data)
+    part = load_part(clean_db, blob_id, SHARED)
+    assert {name: value.tolist() for name, value in part.items()} == {"shared.w": [1.5, -2.5], "shared.n": 2}
+    assert all(value.data_ptr() % 64 == 0 for value in part.values())
+
+
+def test_a_blob_that_ends_early_is_an_error(clean_db: Database) -> None:
+    blob_id = blobs.store(clean_db, encode(UPDATE)[:-1])
+    with pytest.raises(ValueError, match="ends before its last tensor"):
+        load_tensors(clean_db, blob_id)
 
 
 def test_chunks_of_other_tensors_are_not_read(clean_db: Database) -> None:

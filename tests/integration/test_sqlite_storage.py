@@ -49,6 +49,44 @@ class TestAcknowledged:
             found.add(session.execute(text("PRAGMA synchronous")).scalar_one())
         assert found == {2}
 
+    def test_includes_what_was_written_with_less_care(self, db: Database) -> None:
+        """1 is NORMAL, for the pieces of an upload: the commit that acknowledges them syncs the log they are in."""
+        pragma = text("PRAGMA synchronous")
+        with db.write(durable=False) as session:
+            assert session.execute(pragma).scalar_one() == 1
+        with db.write() as session:
+            assert session.execute(pragma).scalar_one() == 2
+        db.sync()
+
+
+class TestPages:
+    def test_of_a_new_database_are_large(self, db: Database) -> None:
+        with db.read() as session:
+            assert session.execute(text("PRAGMA page_size")).scalar_one() == 64 * 1024
+
+    def test_of_an_older_database_stay_as_they_are(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite, "PAGE_BYTES", 4096)
+        old = Database(f"sqlite:///{tmp_path / 'coordinator.db'}")
+        upgrade(old)
+        data = os.urandom(3 * MIB)
+        blob_id = blobs.store(old, data)
+        old.close()
+        monkeypatch.undo()
+        db = Database(f"sqlite:///{tmp_path / 'coordinator.db'}")
+        more = blobs.store(db, data)
+        assert [blobs.read_all(db, stored) for stored in (blob_id, more)] == [data, data]
+        with db.read() as session:
+            assert session.execute(text("PRAGMA page_size")).scalar_one() == 4096
+        db.close()
+
+    def test_of_removed_tensors_are_not_written_once_more(self, db: Database) -> None:
+        blob_id = blobs.store(db, os.urandom(8 * MIB))
+        assert db.checkpoint()
+        with db.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        blobs.remove(db, blob_id)
+        assert sqlite.wal_bytes(db.file) < MIB
+
 
 class TestFiles:
     def test_are_private_whatever_the_folder_and_the_umask(self, tmp_path: Path) -> None:

@@ -199,11 +199,10 @@ class TestPoisonedUpdate:
         """An older release may have stored it; no tensors are better than broken ones."""
         desk = Desk(clean_db, small_plan(method=WITH_STATE["pfedhn"], rounds={"count": 3}))
         north = desk.join("north")
+        broken = load_tensors(clean_db, desk.models()[0].private_blob_id or "")
+        broken = {name: torch.full_like(value, torch.nan) for name, value in broken.items()}
+        blob_id = blobs.store(clean_db, encode(broken))
         with clean_db.write() as session:
-            broken = load_tensors(clean_db, desk.models()[0].private_blob_id or "")
-            broken = {name: torch.full_like(value, torch.nan) for name, value in broken.items()}
-            blob_id = blobs.begin_blob(session)
-            blobs.append(session, blob_id, blobs.stage(clean_db, blob_id, encode(broken)))
             model = session.merge(desk.models()[0])
             model.private_blob_id = blob_id
         refused(Conflict, "not-finite", lambda: downloads.round_personal(desk.ctx, north, desk.round.id))

@@ -66,7 +66,13 @@ class CoordinatorProcess(LoggedProcess, Coordinator):
     """`distrans-server serve` on a free port; `forked` starts it faster, see support.launcher."""
 
     def __init__(
-        self, db_url: str, data_dir: Path, *options: str, ca_file: str | None = None, forked: bool = False
+        self,
+        db_url: str,
+        data_dir: Path,
+        *options: str,
+        ca_file: str | None = None,
+        forked: bool = False,
+        **variables: str,
     ) -> None:
         super().__init__(
             ["distrans-server", "serve", "--port", "0", "--data-dir", data_dir, *options],
@@ -74,6 +80,7 @@ class CoordinatorProcess(LoggedProcess, Coordinator):
             DISTRANS_ADMIN_TOKEN=ADMIN_TOKEN,
             DISTRANS_DB=db_url,
             PYTHONWARNINGS=STRICT,
+            **variables,
         )
         self.url = self.wait_for_line(r"listening on (\S+)")
         trust = ssl.create_default_context(cafile=ca_file)

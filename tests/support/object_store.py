@@ -1,7 +1,8 @@
-"""An S3-compatible object store inside the test process."""
+"""Places for tensors outside the database: an S3-compatible store inside the test process, and a folder."""
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
@@ -34,3 +35,10 @@ def bucket(object_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     }.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def spool_address(tmp_path: Path) -> str:
+    """Return the address of an empty folder, in the form DISTRANS_BLOBS expects."""
+    (tmp_path / "spool").mkdir(mode=0o700)
+    return f"file://{tmp_path / 'spool'}"

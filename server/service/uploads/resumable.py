@@ -1,8 +1,6 @@
 """Resumable uploads: parts (POST, PATCH), status (HEAD) and cancellation (DELETE)."""
 
-import hashlib
 from dataclasses import dataclass, field
-from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -10,11 +8,11 @@ from server.core.errors import Conflict, InvalidInput, NotFound
 from server.service.context import Context, Identity
 from server.service.queries import round_of
 from server.service.uploads import transfers
+from server.service.uploads.validation import Validation
 from server.store import blobs
-from server.store.database import LOCK
 from server.store.tables import Blob, Transfer, Update
+from shared.contract.errors import DistransError
 from shared.contract.messages import UpdateReceipt
-from shared.tensors.checker import Checker
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class InconsistentLength(InvalidInput):
 
 
 class UploadPart:
-    """One POST or PATCH of a resumable upload. Bytes fed stay stored, whatever happens to the request.
+    """One POST or PATCH of a resumable upload. `feed` its bytes, then `finish`, or `save` if the request is cut off.
 
     Any request may give the length and digest of the whole upload; later requests may then omit them.
     """
@@ -78,7 +76,8 @@ class UploadPart:
         self._digest, self._is_last = digest, is_last
         self._transfer_id: str | None = None
         self._position = 0
-        with ctx.db.write() as session:
+        self._fault: InvalidInput | None = None
+        with ctx.db.write(durable=False) as session:
             self._spec, is_accepted = transfers.check_opening(session, identity, round_id, length)
             if is_accepted:
                 return  # `finish` compares the digests
@@ -93,10 +92,13 @@ class UploadPart:
             if stored != offset:
                 raise OffsetMismatch(stored, offset)
             self._length, self._digest = _agree(found, stored, length, digest)
-            self._transfer_id, self._blob_id, self._position = found.id, found.blob_id, stored
+            self._transfer_id, self._position, self._recorded = found.id, stored, stored
+            self._writer = blobs.Writer(ctx.db, found.blob_id)
+        # A body that this request sends whole is validated on the way, any other one once it is complete.
+        self._validation = Validation(self._spec) if self._position == 0 else None
 
     def feed(self, data: bytes) -> None:
-        """Store the next bytes."""
+        """Store the next bytes; from time to time, `save` them."""
         end = self._position + len(data)
         if self._transfer_id is None:  # already accepted; even so, a repeat may not be too large
             if end > self._spec.max_total_bytes:
@@ -107,13 +109,33 @@ class UploadPart:
             raise InvalidInput("too-many-bytes", f"The body exceeds the Upload-Length of {self._length} bytes.")
         if end > self._spec.max_total_bytes:
             raise transfers.UpdateTooLarge(self._spec)
-        pieces = blobs.stage(self._ctx.db, self._blob_id, data)
-        with self._ctx.db.write() as session:
-            participant, transfer = transfers.lock(session, self._identity, self._round_id, self._transfer_id)
-            stored = session.get_one(Blob, transfer.blob_id, with_for_update=LOCK).size_bytes
-            if stored != self._position:  # another request is appending to the same upload
-                raise OffsetMismatch(stored, self._position)
-            self._position = transfers.append(session, participant, transfer, pieces)
+        self._writer.write(data)
+        self._position = end
+        self._validate(data)
+        if self._writer.is_due:
+            self.save()
+
+    def save(self) -> None:
+        """Keep the bytes fed so far, whatever happens to this request."""
+        if self._transfer_id is None:
+            return
+        try:
+            with self._writer.flushed() as pieces, self._ctx.db.write(durable=False) as session:
+                progress = transfers.lock(session, self._transfer_id)
+                if progress.size_bytes != self._recorded:  # another request is appending to the same upload
+                    raise OffsetMismatch(progress.size_bytes, self._recorded)
+                self._recorded = transfers.append(session, progress, pieces)
+        except DistransError:
+            self._writer.discard()
+            raise
+
+    def _validate(self, data: bytes) -> None:
+        if self._validation is None or self._fault is not None:
+            return
+        try:
+            self._validation.feed(data)
+        except InvalidInput as error:
+            self._fault = error  # for `finish`: an upload is refused once it is complete
 
     @property
     def upload_id(self) -> str | None:
@@ -137,6 +159,8 @@ class UploadPart:
         if self._transfer_id is None:
             return transfers.repeated_receipt(self._ctx, self._identity, self._round_id, self._digest)
         if not self.ends_upload:
+            self.save()
+            self._ctx.db.sync()  # the answer promises that these bytes are kept
             return UploadStatus(self._position, self._length or None, False, self.max_bytes, self._transfer_id)
         if self._length and self._position != self._length:
             raise InconsistentLength(
@@ -146,24 +170,35 @@ class UploadPart:
             transfer = session.get(Transfer, self._transfer_id)
         if transfer is None:
             return _ended(self._ctx, self._identity, self._round_id, self._digest)
-        checker, sha = Checker(self._spec), hashlib.sha256()
         try:
-            for piece in blobs.read(self._ctx.db, transfer.blob_id):
-                sha.update(piece)
-                transfers.translating_wire_errors(partial(checker.feed, piece))
-            if self._digest and sha.hexdigest() != self._digest:
+            if self._validation is None:
+                self.save()
+            validation = self._validation or self._read_back(transfer.blob_id)
+            if self._fault is not None:
+                raise self._fault
+            if self._digest and validation.digest != self._digest:
                 raise InvalidInput(
                     "digest-mismatch",
                     "The upload does not match its Repr-Digest.",
                     next_step="Start over from byte 0.",
                 )
-            metadata = transfers.translating_wire_errors(checker.finish)
-            return transfers.accept(
-                self._ctx, self._identity, self._round_id, self._transfer_id, sha.hexdigest(), metadata
-            )
+            valid = validation.finish()
+            with self._writer.flushed() as pieces:
+                return transfers.accept(self._ctx, self._identity, self._round_id, self._transfer_id, valid, pieces)
         except InvalidInput:
             transfers.remove(self._ctx, self._transfer_id)  # an invalid upload cannot become valid
+            self._writer.discard()
             raise
+        except DistransError:
+            self._writer.discard()
+            raise
+
+    def _read_back(self, blob_id: str) -> Validation:
+        """Validate an upload of several requests."""
+        validation = Validation(self._spec)
+        for piece in blobs.read(self._ctx.db, blob_id):
+            validation.feed(piece)
+        return validation
 
 
 def status(ctx: Context, identity: Identity, round_id: int, upload_id: str | None = None) -> UploadStatus:
@@ -179,7 +214,8 @@ def status(ctx: Context, identity: Identity, round_id: int, upload_id: str | Non
         if found is None:
             return UploadStatus(0, None, False, max_bytes)
         stored = session.get_one(Blob, found.blob_id).size_bytes
-        return UploadStatus(stored, found.length_bytes or None, False, max_bytes, found.id)
+    ctx.db.sync()  # as in `UploadPart.finish`
+    return UploadStatus(stored, found.length_bytes or None, False, max_bytes, found.id)
 
 
 def cancel(ctx: Context, identity: Identity, round_id: int, upload_id: str | None = None) -> None:

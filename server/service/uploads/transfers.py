@@ -1,11 +1,11 @@
 """What both kinds of upload share: the row and bytes of one in progress, and its acceptance as an update."""
 
 import uuid
-from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import cast
 
 from pydantic import ValidationError
-from sqlalchemy import delete
+from sqlalchemy import Table, and_, bindparam, delete, select, true, update
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
@@ -13,16 +13,46 @@ from server.service.client_tokens import require_current_client
 from server.service.context import Context, Identity, update_spec, wake_aggregator
 from server.service.queries import round_of
 from server.service.transitions import advance
+from server.service.uploads.validation import ValidBody
 from server.service.uptime import uptime
 from server.store import blobs
 from server.store.database import LOCK
-from server.store.tables import Client, Federation, Participant, Round, Transfer, Update
-from shared.contract.errors import WireError
+from server.store.objects.store import Piece
+from server.store.tables import Blob, Client, CoordinatorClock, Federation, Participant, Round, Transfer, Update
 from shared.contract.measurements import TrainingReport
 from shared.contract.messages import UpdateReceipt
 from shared.tensors.spec import Spec
 
-Result = TypeVar("Result")
+# Built once: they run for every piece of an upload, and building them takes longer than running them.
+_PROGRESS = (
+    select(
+        Transfer.id,
+        Transfer.round_id,
+        Transfer.client_id,
+        Transfer.blob_id,
+        Blob.size_bytes,
+        Participant.most_bytes,
+        CoordinatorClock.uptime,
+    )
+    .select_from(Transfer)
+    .join(Blob, Blob.id == Transfer.blob_id)
+    .join(Participant, and_(Participant.round_id == Transfer.round_id, Participant.client_id == Transfer.client_id))
+    .join(CoordinatorClock, true())
+    .where(Transfer.id == bindparam("given_id"))
+    .with_for_update(key_share=True, of=[Participant, Transfer, Blob])  # locked in this order
+)
+_PARTS, _TRANSFERS = (cast(Table, table.__table__) for table in (Participant, Transfer))
+_RAISE_MOST = (
+    update(_PARTS)
+    .where(_PARTS.c.round_id == bindparam("given_round_id"), _PARTS.c.client_id == bindparam("given_client_id"))
+    .values(most_bytes=bindparam("most_bytes"))
+)
+_TOUCH = (
+    update(_TRANSFERS)
+    .where(_TRANSFERS.c.id == bindparam("given_id"))
+    .values(touched_uptime=bindparam("touched_uptime"))
+)
+_GREW = _TOUCH.values(grown_uptime=bindparam("grown_uptime"))
 
 
 class UpdateTooLarge(TooLarge):
@@ -55,17 +85,28 @@ def lock_participant(session: Session, identity: Identity, round_id: int) -> Rou
     return round_
 
 
-def lock(session: Session, identity: Identity, round_id: int, transfer_id: str) -> tuple[Participant, Transfer]:
-    """Lock and return the client's part, as in `lock_participant`, then the upload; raise if the upload has ended."""
-    participant = session.get_one(Participant, (round_id, identity.client_id), with_for_update=LOCK)
-    return participant, _lock_transfer(session, transfer_id)
+@dataclass(frozen=True)
+class Progress:
+    """How far an upload has come, locked until the end of the transaction."""
+
+    transfer_id: str
+    round_id: int
+    client_id: str
+    blob_id: str
+    size_bytes: int
+    most_bytes: int  # as in Participant
+    uptime: float
 
 
-def _lock_transfer(session: Session, transfer_id: str) -> Transfer:
-    transfer = session.get(Transfer, transfer_id, with_for_update=LOCK)
-    if transfer is None:
+def lock(session: Session, transfer_id: str) -> Progress:
+    """Lock the client's part, as in `lock_participant`, then the upload and its bytes; raise if the upload has ended.
+
+    A single statement: it is repeated for every piece of an upload.
+    """
+    row = session.execute(_PROGRESS, {"given_id": transfer_id}).one_or_none()
+    if row is None:
         raise upload_ended()
-    return transfer
+    return Progress(*row)
 
 
 def spec_of(session: Session, round_: Round) -> Spec:
@@ -123,17 +164,22 @@ def start(
     return transfer
 
 
-def append(session: Session, participant: Participant, transfer: Transfer, pieces: list[blobs.Piece]) -> int:
+def append(session: Session, progress: Progress, pieces: list[Piece]) -> int:
     """Append bytes and return the new size.
 
     An upload counts as growing only beyond the largest size the client ever reached: otherwise a client that keeps
     starting over could hold the round open past its deadline with next to nothing.
     """
-    size_bytes = blobs.append(session, transfer.blob_id, pieces)
-    if pieces:
-        transfer.touched_uptime = uptime(session)
-    if size_bytes > participant.most_bytes:
-        participant.most_bytes, transfer.grown_uptime = size_bytes, transfer.touched_uptime
+    size_bytes = blobs.append(session, progress.blob_id, progress.size_bytes, pieces)
+    if not pieces:
+        return size_bytes
+    times = {"given_id": progress.transfer_id, "touched_uptime": progress.uptime}
+    if size_bytes > progress.most_bytes:
+        mine = {"given_round_id": progress.round_id, "given_client_id": progress.client_id}
+        session.execute(_RAISE_MOST, mine | {"most_bytes": size_bytes})
+        session.execute(_GREW, times | {"grown_uptime": progress.uptime})
+    else:
+        session.execute(_TOUCH, times)
     return size_bytes
 
 
@@ -152,20 +198,20 @@ def remove(ctx: Context, transfer_id: str) -> None:
             remove_in(session, transfer)
 
 
-def translating_wire_errors(step: Callable[[], Result]) -> Result:
-    """Run a step of a Checker; raise its WireError as InvalidInput."""
-    try:
-        return step()
-    except WireError as error:
-        raise InvalidInput(error.code, error.message, next_step=error.next_step) from error
-
-
 def accept(
-    ctx: Context, identity: Identity, round_id: int, transfer_id: str, digest: str, metadata: dict[str, str]
+    ctx: Context,
+    identity: Identity,
+    round_id: int,
+    transfer_id: str,
+    valid: ValidBody,
+    pieces: list[Piece],
 ) -> UpdateReceipt:
-    """Turn a complete, valid upload into the client's update and advance the round. A repeat gets the same receipt."""
+    """Turn a complete, valid upload into the client's update and advance the round. A repeat gets the same receipt.
+
+    `pieces` are its last bytes, if they have not been recorded yet.
+    """
     try:
-        report = TrainingReport.model_validate_json(metadata.get("report", ""))
+        report = TrainingReport.model_validate_json(valid.metadata.get("report", ""))
     except ValidationError as error:
         raise InvalidInput(
             "invalid-report",
@@ -179,25 +225,28 @@ def accept(
         if session.get(Update, (round_id, identity.client_id)) is None:
             require_current_client(session, identity)  # its token was checked when the request started
             require_open_round(session, round_)
-            transfer = _lock_transfer(session, transfer_id)
-            blob = blobs.seal(session, transfer.blob_id, digest)
+            progress = lock(session, transfer_id)
+            size_bytes = blobs.append(session, progress.blob_id, progress.size_bytes, pieces)
+            if size_bytes != valid.size_bytes:  # another request has appended bytes that nobody checked
+                raise upload_ended()
+            blob = blobs.seal(session, progress.blob_id, valid.digest)
             update = Update(
                 round_id=round_id,
                 client_id=identity.client_id,
                 blob_id=blob.id,
-                digest=digest,
+                digest=valid.digest,
                 size_bytes=blob.size_bytes,
                 report=report.model_dump_json(),
                 received_at=ctx.clock(),
             )
             session.add(update)
-            session.delete(transfer)
+            session.execute(delete(Transfer).where(Transfer.id == transfer_id))
             session.get_one(Client, identity.client_id).heard_uptime = uptime(session)  # the next round may open now
             session.flush()
             wake_aggregator(federation)  # fold this update now, not when the round closes
             advance(session, ctx, federation)
             return _receipt(session, update)
-    return repeated_receipt(ctx, identity, round_id, digest)  # another request of the same client was first
+    return repeated_receipt(ctx, identity, round_id, valid.digest)  # another request of the same client was first
 
 
 def repeated_receipt(ctx: Context, identity: Identity, round_id: int, digest: str | None) -> UpdateReceipt:

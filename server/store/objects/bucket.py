@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.contract.errors import DistransError
+from server.store.objects.store import OWNER_KEY, ObjectMissing, ObjectStoreError, ObjectStoreFull, Piece
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -16,34 +16,10 @@ Result = TypeVar("Result")
 _ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w./-]*)?", re.ASCII)
 _TIMEOUT_S = 20
 _PAGE = 1000  # objects per request
-OWNER_KEY = ".distrans-owner"  # names the coordinator that owns a prefix
 _FULL = re.compile(r"XMinioStorageFull|QuotaExceeded|507 Insufficient Storage")  # MinIO, Ceph, others
 
 
-class ObjectStoreError(DistransError):
-    """The object store is unreachable or failed."""
-
-    code = "object-store"
-
-
-class ObjectMissing(ObjectStoreError):
-    """An object the database refers to does not exist; retrying does not help."""
-
-    code = "object-missing"
-
-    def __init__(self, address: str, key: str) -> None:
-        super().__init__(
-            f"The object {key} is missing from {address}.",
-            next_step="Restore it from the bucket's versions or from a backup.",
-        )
-        self.key = key
-
-
-class ObjectStoreFull(ObjectStoreError):
-    """The store is full, or this coordinator's quota is used up."""
-
-
-class ObjectStore:
+class Bucket:
     """The objects under one prefix of a bucket. Credentials, region and endpoint come from the AWS_… variables."""
 
     def __init__(self, address: str) -> None:
@@ -58,6 +34,18 @@ class ObjectStore:
     def check(self) -> None:
         """Raise unless the store is reachable with these credentials."""
         self._call(lambda store, api: next(iter(api.list(store, chunk_size=1)), None))
+
+    def free_bytes(self) -> None:
+        """Return None: a bucket does not tell how much room is left."""
+        return
+
+    def writer(self, blob_id: str) -> "BucketWriter":
+        """Return a writer of new objects for a blob."""
+        return BucketWriter(self, blob_id)
+
+    def holds(self, key: str) -> bool:
+        """Return whether a key has the form that `put` returns."""
+        return "/" in key
 
     def put(self, blob_id: str, data: bytes) -> str:
         """Store some bytes of a blob in a new object, which never changes; return its key."""
@@ -112,6 +100,31 @@ class ObjectStore:
             raise ObjectStoreError(
                 f"The object store {self.address} failed: {text.splitlines()[0][:300]}", next_step="Try again later."
             ) from error
+
+
+class BucketWriter:
+    """Writes an object per chunk."""
+
+    def __init__(self, bucket: Bucket, blob_id: str) -> None:
+        self._bucket, self._blob_id = bucket, blob_id
+        self._pieces: list[Piece] = []
+        self.keys: list[str] = []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to record."""
+        return bool(self._pieces)
+
+    def write(self, data: bytes) -> None:
+        """Store a new object."""
+        key = self._bucket.put(self._blob_id, data)
+        self.keys.append(key)
+        self._pieces.append(Piece(len(data), object_key=key))
+
+    def flush(self) -> list[Piece]:
+        """Return the objects stored since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
 def _is_missing(error: ObjectStoreError) -> bool:

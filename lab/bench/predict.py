@@ -31,7 +31,6 @@ from lab.demo.processes import Processes
 from shared.contract.errors import DistransError
 
 _BURSTS = 5
-_SERVED: tuple[Served, ...] = ("offset", "blend")
 _OPTIONS = ServeOptions()
 
 
@@ -42,6 +41,7 @@ class PredictOptions:
     backbones: Sequence[str]
     callers: Sequence[int]
     calls: int  # of each side, per network and number of callers, unless that is less than two per caller and burst
+    served: Sequence[Served] = ("offset", "blend")
     with_litserve: bool = False
     peers: Path | None = None
     json: Path | None = None
@@ -61,7 +61,7 @@ def run_bench(console: Console, options: PredictOptions) -> None:
             programs = peer_programs(options.peers or default_peers_folder(), "litserve", REQUIREMENT)
         callers = stack.enter_context(open_callers())
         for backbone in options.backbones:
-            for served in _SERVED:
+            for served in options.served:
                 tell = _Teller(status, f"{backbone}, {served}")
                 tell("starting")
                 network = _Network(backbone, served, folder / f"{backbone}-{served}", programs, callers)

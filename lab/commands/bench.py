@@ -79,7 +79,10 @@ def predict(
     from lab.bench.predict import PredictOptions, run_bench
 
     networks = backbones or ["lenet", "resnet18"]
-    run_bench(Console(), PredictOptions(networks, numbers, calls, with_litserve, peers, json, plot))
+    run_bench(
+        Console(),
+        PredictOptions(networks, numbers, calls, with_litserve=with_litserve, peers=peers, json=json, plot=plot),
+    )
 
 
 @app.command(epilog=examples("distrans-lab bench aggregate --size 250 --json mean.json"))

@@ -90,9 +90,9 @@ def test_end_of_its_program_is_reported(programs: Path, tmp_path: Path) -> None:
 def test_both_are_measured_in_turns(programs: Path, tmp_path: Path) -> None:
     output, report = io.StringIO(), tmp_path / "predict.json"
     peers = programs.parents[1]
-    options = PredictOptions(["lenet"], callers=[2], calls=10, with_litserve=True, peers=peers, json=report)
+    options = PredictOptions(["lenet"], [2], 10, served=["blend"], with_litserve=True, peers=peers, json=report)
     run_bench(Console(file=output, width=120), options)
-    (load,) = json.loads(report.read_text())["networks"][1]["loads"]
+    (load,) = json.loads(report.read_text())["networks"][0]["loads"]
     assert load["sides"].keys() == {"agent", "LitServe"}
     assert load["sides"]["LitServe"]["calls"] == 20
     assert load["agent_over_litserve"]["throughput"] > 0

@@ -21,8 +21,9 @@ from client_agent.coordinator.status_reports import reporting
 from client_agent.coordinator.tokens import CurrentToken
 from client_agent.data.dataset import SiteData, open_data
 from client_agent.errors import AgentEnded, Ending, StopRequested, TokenRefused, describe_error
+from client_agent.memory import exempt_from_collection
 from client_agent.serving.gate import ModelGate
-from client_agent.serving.queue import PredictionQueue
+from client_agent.serving.queue import PredictionQueue, batch_size
 from client_agent.settings import HAS_LEFT, RunOptions
 from client_agent.state.folder import StateFolder
 from client_agent.status import AgentStatus, TroubleKind
@@ -68,7 +69,7 @@ def run_until_stopped(stopping: threading.Event, state: StateFolder, options: Ru
         state.save_prior(options.prior)
         predictions = None
         if serve is not None:
-            predictions = PredictionQueue(serve.queue, serve.max_images, serve.threads)
+            predictions = PredictionQueue(serve.queue, batch_size(device.type, serve.max_images), serve.threads)
             stack.callback(predictions.stop)
         status = AgentStatus(state.save_status, state.load_status())
         gate = ModelGate(state, identity, runtime, options, predictions, status.serve)
@@ -104,6 +105,7 @@ def run_until_stopped(stopping: threading.Event, state: StateFolder, options: Ru
                 return describe_agent(state, identity, runtime, gate, status, agent.connection)
 
             app = create_app(identity.plan, predictions, serve, info)
+            exempt_from_collection()
             stack.enter_context(web_server(app, serve, end_without_web_service))
         else:
             agent.prepare()  # nobody is being served: fail now rather than wait for a person to fix the problem

@@ -1,6 +1,5 @@
 """The site's web application: `/predict` with what the gate chose for this site, and the agent's status."""
 
-import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -8,13 +7,15 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 
 from client_agent.serving.model import View
 from client_agent.serving.queue import PredictionQueue, QueueFull
 from client_agent.settings import ServeOptions
+from client_agent.web.direct_route import direct_route
 from client_agent.web.limits import HeldBodies
 from client_agent.web.metrics import Metrics
 from client_agent.web.origins import HostAndOriginCheck
@@ -71,7 +72,9 @@ def create_app(
         model = predictions.model
         return Overview(federation=plan.name, model=None if model is None else model.key.number)
 
-    @app.post(
+    router = APIRouter(route_class=direct_route(partial(_check_header, options.token)))
+
+    @router.post(
         "/predict",
         dependencies=[*allowed, Depends(reject_unknown_query)],
         openapi_extra=REQUEST_BODY,
@@ -115,15 +118,16 @@ def create_app(
             prepare = partial(prepare_images, files, plan.image, options)
             try:
                 views = [View(use_offset, prior) for use_offset in _OFFSETS[offset]]
-                job = predictions.submit(prepare, *views)
+                answer = await predictions.predict(prepare, *views, size_bytes=body.held_bytes)
             except QueueFull as error:  # it filled up while the body arrived
                 metrics.refused.inc()
                 raise _queue_full() from error
-            answer = await asyncio.wrap_future(job)
         described = predict_answer(answer, top_k, current_request_id() or "").model_dump_json(exclude_unset=True)
         metrics.images.inc(len(files))
         metrics.latency.observe(time.perf_counter() - started)
         return Response(described, media_type="application/json")
+
+    app.include_router(router)
 
     @app.get("/healthz", tags=["agent"])
     async def check_health() -> dict[str, str]:
@@ -190,14 +194,23 @@ def _token_check(token: str | None) -> Callable[..., Any]:
 
     # `async`, so that it runs in place: FastAPI runs plain functions in another thread.
     async def check(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        given = credentials.credentials if credentials else ""
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-            raise ProblemError(
-                HTTPStatus.UNAUTHORIZED,
-                "invalid-token",
-                "This agent requires a token.",
-                "Send it as Authorization: Bearer TOKEN.",
-                {"WWW-Authenticate": "Bearer"},
-            )
+        _check_token(token, credentials.credentials if credentials else "")
 
     return check
+
+
+def _check_header(token: str | None, request: Request) -> None:
+    """Do the same without FastAPI."""
+    scheme, given = get_authorization_scheme_param(request.headers.get("authorization"))
+    _check_token(token, given if scheme.lower() == "bearer" else "")
+
+
+def _check_token(token: str | None, given: str) -> None:
+    if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+        raise ProblemError(
+            HTTPStatus.UNAUTHORIZED,
+            "invalid-token",
+            "This agent requires a token.",
+            "Send it as Authorization: Bearer TOKEN.",
+            {"WWW-Authenticate": "Bearer"},
+        )

@@ -1,228 +1,180 @@
-"""The cost of `/predict` over the bare network, measured in one run.
+"""The cost of `/predict` over the bare network and, on request, beside LitServe, measured in one run.
 
-The agent's web service runs in its own process and is called over one keep-alive connection. The bare side decodes the
-same file and runs the same network with the same offset in this process. Both compute with one thread. The two kinds
-of calls alternate, so that other load on the machine slows both alike; the report shows the medians of the differences
-and ratios between consecutive calls. The caller is a plain socket, because an HTTP library would add its own time.
+The agent's web service runs in a process of its own, and so do the callers. The bare side decodes the same image and
+runs the same network in this process. LitServe serves the same network, too. All of them compute with one thread, and
+they take turns in short bursts, so that other load on the machine slows all of them alike.
 """
 
-import io
-import multiprocessing
-import socket
-import statistics
+import base64
+import json
+import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
+from pathlib import Path
 
-import numpy as np
-from PIL import Image
 from rich.console import Console
-from rich.table import Table
+from rich.status import Status
 
-from client_agent.data.images import PREDICT_FORMATS, decode, to_tensor
-from client_agent.serving.candidates import Base
-from client_agent.serving.model import ServingModel, build
-from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
-from client_agent.state.kept_models import Bundle
 from client_agent.threads import limit_threads
-from client_agent.web.app import create_app
-from client_agent.web.serve import web_server as web_service
-from shared.contract.plan import FederationPlan, validate_plan
-from shared.learning.methods import server_half
-from shared.learning.methods.base import ClientRecord, RoundContext
-from shared.learning.runtime import Runtime
-from shared.tensors.wire import digest, encode
+from lab.bench.litserve import REQUIREMENT, open_litserve
+from lab.bench.outputs import check_outputs
+from lab.bench.peer_venv import default_peers_folder, peer_programs
+from lab.bench.predict_callers import Burst, BurstTimes, Callers, open_callers, request
+from lab.bench.predict_network import Served, bench_image, bench_model, bench_plan, decode_image
+from lab.bench.predict_report import LITSERVE, OURS, Load, NetworkResult, Side, print_result, write_json, write_plot
+from lab.bench.usage import cpu_seconds
+from lab.demo.processes import Processes
+from shared.contract.errors import DistransError
 
-_CALLERS = 8
 _BURSTS = 5
-_OPTIONS = ServeOptions(port=0, threads=1)
+_OPTIONS = ServeOptions()
 
 
 @dataclass(frozen=True)
-class PredictSpeed:
-    """Seconds per call, bare and served in pairs, and the throughput of parallel callers."""
+class PredictOptions:
+    """What to measure, and where to keep it."""
+
+    backbones: Sequence[str]
+    callers: Sequence[int]
+    calls: int  # of each side, per network and number of callers, unless that is less than two per caller and burst
+    served: Sequence[Served] = ("offset", "blend")
+    with_litserve: bool = False
+    peers: Path | None = None
+    json: Path | None = None
+    plot: Path | None = None
+
+
+def run_bench(console: Console, options: PredictOptions) -> None:
+    """Measure all networks, print a table of each, and write the files."""
+    check_outputs(options.json, options.plot)
+    results: list[NetworkResult] = []
+    with ExitStack() as stack:
+        status = stack.enter_context(console.status("starting"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distrans-bench-")))
+        programs = None
+        if options.with_litserve:
+            status.update("installing LitServe")
+            programs = peer_programs(options.peers or default_peers_folder(), "litserve", REQUIREMENT)
+        callers = stack.enter_context(open_callers())
+        for backbone in options.backbones:
+            for served in options.served:
+                tell = _Teller(status, f"{backbone}, {served}")
+                tell("starting")
+                network = _Network(backbone, served, folder / f"{backbone}-{served}", programs, callers)
+                try:
+                    results.append(network.measure(options, tell))
+                except DistransError as error:
+                    # The log it refers to is about to be removed; the message has its last lines.
+                    raise DistransError(error.message, next_step="Try again, or with fewer callers.") from error
+                print_result(console, results[-1])
+                if options.json is not None:
+                    write_json(options.json, results)
+    if options.plot is not None:
+        write_plot(options.plot, results)
+        console.print(f"Plot: {options.plot}", soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Shows what is being done for one network."""
+
+    status: Status
+    title: str
+
+    def __call__(self, doing: str) -> None:
+        self.status.update(f"{self.title}: {doing}")
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server that is ready, and runs during its turns."""
+
+    process_id: int
+    port: int
+    running: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass
+class _Network:
+    """One network, served by everything that is compared."""
 
     backbone: str
-    bare_s: list[float]
-    served_s: list[float]
-    throughput_ratios: list[float]  # parallel callers ÷ bare loop, per burst
+    served: Served
+    folder: Path
+    litserve: Path | None  # its programs
+    callers: Callers
 
-    @property
-    def overhead_s(self) -> float:
-        """Median extra time of a call over the bare decode and forward pass."""
-        return statistics.median(b - a for a, b in zip(self.bare_s, self.served_s, strict=True))
+    def __post_init__(self) -> None:
+        limit_threads(_OPTIONS.threads)
+        self._plan, self._image = bench_plan(self.backbone), bench_image()
+        self._model = bench_model(self._plan, self.served)
+        body = {"images": [base64.b64encode(self._image).decode()]}
+        self._request = request("/predict", json.dumps(body).encode())
 
-    @property
-    def time_ratio(self) -> float:
-        """Median ratio of a call's time to the bare time."""
-        return statistics.median(b / a for a, b in zip(self.bare_s, self.served_s, strict=True))
+    def measure(self, options: PredictOptions, tell: Callable[[str], None]) -> NetworkResult:
+        """Start the servers, run all bursts, stop the servers."""
+        result = NetworkResult(self.backbone, self.served)
+        with ExitStack() as stack:
+            processes = stack.enter_context(Processes(self.folder / "logs"))
+            servers = self._start(processes, stack)
+            for callers in options.callers:
+                calls = max(2 * callers, options.calls // _BURSTS)  # with fewer, not all callers would be busy
+                tell(f"{callers} callers, warming up")
+                for server in servers.values():
+                    self._call(server, callers, max(callers, calls // 2))
+                self._run_bare(10)
+                load = Load(callers, sides={name: Side() for name in servers})
+                for number in range(_BURSTS):
+                    tell(f"{callers} callers, burst {number + 1} of {_BURSTS}")
+                    self._run_burst(load, servers, calls, first=number)
+                    processes.pause(0)  # raises if one has ended
+                result.loads.append(load)
+        return result
 
-    @property
-    def throughput_ratio(self) -> float:
-        """Median ratio of the parallel callers' calls per second to the bare loop's."""
-        return statistics.median(self.throughput_ratios)
+    def _start(self, processes: Processes, stack: ExitStack) -> dict[str, _Server]:
+        log = processes.start(OURS, "lab.bench.predict_service", [self.backbone, self.served])
+        address = processes.wait_for(log, r"serving /predict on (\S+)")
+        servers = {OURS: _Server(processes.process_id(OURS), int(address.rpartition(":")[2]))}
+        if self.litserve is not None:
+            limits = _OPTIONS.max_images, _OPTIONS.threads
+            place = self.folder / "litserve"
+            peer = open_litserve(processes, self.litserve, place, self.backbone, self.served, *limits)
+            found = stack.enter_context(peer)
+            servers[LITSERVE] = _Server(found.process_id, found.port, found.running)
+        return servers
 
+    def _run_burst(self, load: Load, servers: dict[str, _Server], calls: int, first: int) -> None:
+        """Let each side have its turn; another one goes first each time."""
 
-def measure(backbone: str, calls: int) -> PredictSpeed:
-    """Time `calls` alternating calls of each kind, then as many again in bursts."""
-    limit_threads(_OPTIONS.threads)
-    plan, image = _plan(backbone), _image()
-    network = _model(plan).predictors[Base.OFFSET]
+        def run_bare() -> None:
+            seconds, cpu_s = self._run_bare(calls)
+            load.bare_seconds.append(seconds)
+            load.bare_cpu_s.append(cpu_s)
 
-    def bare() -> None:
-        images = to_tensor(decode(image, PREDICT_FORMATS), plan.image)[None]
-        network(images).softmax(dim=1).topk(3)
+        def run(name: str) -> None:
+            load.sides[name].add(*self._call(servers[name], load.callers, calls))
 
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(backbone, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        port = here.recv()
-        with _Caller(port, image) as caller:
-            for _ in range(max(10, calls // 10)):  # warm-up
-                bare()
-                caller.call()
-            bare_s, served_s = _alternate(calls, bare, caller.call)
-        each = max(1, calls // _BURSTS // _CALLERS)
-        ratios = [_compare_throughput(each, bare, partial(_Caller, port, image)) for _ in range(_BURSTS)]
-    finally:
-        here.close()  # tells it to end
-        process.join()
-    return PredictSpeed(backbone, bare_s, served_s, ratios)
+        turns: list[Callable[[], None]] = [run_bare, *(partial(run, name) for name in servers)]
+        first %= len(turns)
+        for turn in turns[first:] + turns[:first]:
+            turn()
 
+    def _run_bare(self, calls: int) -> tuple[float, float]:
+        """Return the seconds and the processor time of as many calls in a plain loop."""
+        started, before = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            probabilities = self._model.predict(decode_image(self._image, self._plan)[None])
+            self._model.rank(probabilities, 3)
+        return time.perf_counter() - started, time.process_time() - before
 
-def _alternate(calls: int, bare: Callable[[], None], served: Callable[[], None]) -> tuple[list[float], list[float]]:
-    times: tuple[list[float], list[float]] = ([], [])
-    kinds = [(bare, times[0]), (served, times[1])]
-    for _ in range(calls):
-        kinds.reverse()  # the kinds take turns going first
-        for call, seconds in kinds:
-            seconds.append(_time(call))
-    return times
-
-
-def _compare_throughput(each: int, bare: Callable[[], None], connect: Callable[[], "_Caller"]) -> float:
-    """Return the calls per second of parallel callers, relative to a bare loop just before."""
-
-    def alone() -> None:
-        for _ in range(each * _CALLERS):
-            bare()
-
-    alone_s = _time(alone)
-    # Connect only now: the service closes idle connections.
-    with ExitStack() as stack:
-        callers = [stack.enter_context(connect()) for _ in range(_CALLERS)]
-        pool = stack.enter_context(ThreadPoolExecutor(_CALLERS))
-
-        def at_once() -> None:
-            list(pool.map(lambda caller: [caller.call() for _ in range(each)], callers))
-
-        return alone_s / _time(at_once)
-
-
-def _time(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-class _Caller:
-    """A connection that sends the same image over and over."""
-
-    def __init__(self, port: int, image: bytes) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        head = ["POST /predict HTTP/1.1", "Host: 127.0.0.1", "Content-Type: image/png", f"Content-Length: {len(image)}"]
-        self._request = "\r\n".join([*head, "", ""]).encode() + image
-
-    def __enter__(self) -> "_Caller":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def call(self) -> None:
-        """Send the image and wait for the complete response."""
-        self._socket.sendall(self._request)
-        response = b""
-        while b"\r\n\r\n" not in response:
-            response += self._receive()
-        head, _, body = response.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(head.decode())
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(body) < length:
-            body += self._receive()
-
-    def _receive(self) -> bytes:
-        data = self._socket.recv(65536)
-        if not data:
-            raise RuntimeError("the service closed the connection")
-        return data
-
-
-def _serve(backbone: str, ready: Connection) -> None:
-    """Run the agent's web service until the other end of the pipe is closed."""
-    limit_threads(_OPTIONS.threads)
-    plan = _plan(backbone)
-    predictions = PredictionQueue(_OPTIONS.queue, _OPTIONS.max_images, _OPTIONS.threads)
-    predictions.model = _model(plan)
-    with web_service(create_app(plan, predictions, _OPTIONS, dict), _OPTIONS) as port:
-        ready.send(port)
-        ready.poll(None)
-    predictions.stop()
-
-
-def _plan(backbone: str) -> FederationPlan:
-    return validate_plan(
-        {
-            "name": "bench",
-            "classes": [str(label) for label in range(10)],
-            "model": {"backbone": backbone, "activation": "relu"},
-            "method": {"name": "distrans", "offset_aggregation": "none"},
-        }
-    )
-
-
-def _model(plan: FederationPlan) -> ServingModel:
-    half, me = server_half(plan), ClientRecord("bench", (1,) * len(plan.classes))
-    state, facts = half.initial_state(), half.facts([me])
-    personal = half.personal(state, me, RoundContext([me], facts))
-    return build(plan, "bench", Bundle(1, digest(encode(state.shared)), state.shared, personal, {}, facts), Runtime())
-
-
-def _image() -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def run_bench(console: Console, backbones: list[str] | None, calls: int) -> None:
-    """Measure and print a table."""
-    table = Table(
-        title="/predict at 64×64, one thread for the network",
-        caption=f"Overhead and ratio: medians over pairs of calls. Throughput: {_CALLERS} callers ÷ bare loop.",
-    )
-    for heading in ("backbone", "bare p50", "p50", "p99", "overhead", "÷ bare", "throughput"):
-        table.add_column(heading, justify="left" if heading == "backbone" else "right")
-    with console.status("measuring") as status:
-        for backbone in backbones or ["lenet", "resnet18"]:
-            status.update(f"measuring {backbone}")
-            speed = measure(backbone, calls)
-            table.add_row(
-                backbone,
-                f"{1000 * statistics.median(speed.bare_s):.2f} ms",
-                f"{1000 * statistics.median(speed.served_s):.2f} ms",
-                f"{1000 * statistics.quantiles(speed.served_s, n=100)[98]:.2f} ms",
-                f"{1000 * speed.overhead_s:.2f} ms",
-                f"{speed.time_ratio:.2f}×",
-                f"{speed.throughput_ratio:.0%}",
-            )
-    console.print(table)
+    def _call(self, server: _Server, callers: int, calls: int) -> tuple[BurstTimes, float | None]:
+        """Return what a burst took, and the server's processor time."""
+        with server.running():
+            before = cpu_seconds(server.process_id)
+            times = self.callers.run(Burst(server.port, self._request, callers, calls))
+            after = cpu_seconds(server.process_id)
+        return times, None if before is None or after is None else after - before

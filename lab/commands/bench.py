@@ -36,25 +36,53 @@ def train(
     run_bench(Console(), backbones, repeats, seconds, device)
 
 
-@app.command(epilog=examples("distrans-lab bench predict lenet --calls 1000"))
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements to this file.")]
+PeersFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--peers", metavar="DIR", help="Folder for peers' environments (default: distrans/peers in your cache)."
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "distrans-lab bench predict lenet --calls 2000", "distrans-lab bench predict --with-litserve --plot predict.png"
+    )
+)
 def predict(
     backbones: Annotated[
         list[str] | None, typer.Argument(metavar="BACKBONE", help="Networks (default: lenet and resnet18).")
     ] = None,
+    callers: Annotated[str, typer.Option(metavar="N,…", help="Numbers of callers.")] = "1,8,32",
     calls: Annotated[
-        int, typer.Option(metavar="N", min=10, help="Number of calls, by one caller and again by eight.")
-    ] = 400,
+        int,
+        typer.Option(
+            metavar="N", min=10, help="Calls per network, number of callers, and server; at least ten per caller."
+        ),
+    ] = 1000,
+    with_litserve: Annotated[
+        bool, typer.Option("--with-litserve", help="Measure LitServe beside it; installs it the first time.")
+    ] = False,
+    peers: PeersFolder = None,
+    json: JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot of throughput and latency: .png, .svg or .pdf.")
+    ] = None,
 ) -> None:
-    """Measure latency and throughput of /predict.
+    """Measure latency, throughput and processor time of /predict.
 
-    Compares it at 64×64 with decoding and a forward pass of the same network alone.
+    Compares it with a loop that decodes the same image and runs the same network: the model with its offset, and a
+    blend of four models.
     """
-    from lab.bench.predict import run_bench
+    numbers = _numbers(callers, int, "--callers")
+    from lab.bench.predict import PredictOptions, run_bench
 
-    run_bench(Console(), backbones, calls)
-
-
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements to this file.")]
+    networks = backbones or ["lenet", "resnet18"]
+    run_bench(
+        Console(),
+        PredictOptions(networks, numbers, calls, with_litserve=with_litserve, peers=peers, json=json, plot=plot),
+    )
 
 
 @app.command(epilog=examples("distrans-lab bench aggregate --size 250 --json mean.json"))
@@ -120,10 +148,7 @@ def round_(
     with_flower: Annotated[
         bool, typer.Option("--with-flower", help="Measure Flower beside it; installs it the first time.")
     ] = False,
-    peers: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for peers' environments (default: distrans/peers in your cache)."),
-    ] = None,
+    peers: PeersFolder = None,
     json: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot of seconds over clients × bytes: .png, .svg or .pdf.")

@@ -41,7 +41,6 @@ class RequestIds:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _acceptable.match(given) else uuid.uuid4().hex[:16]
         token, status, started = _current.set(request_id), 0, time.perf_counter()
-        path = quote(scope["path"])  # a line break in the path must not forge a log line
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -53,17 +52,22 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._log.info(
-                "%s %s %s",
-                scope["method"],
-                path,
-                status,
-                extra={
-                    "method": scope["method"],
-                    "path": path,
-                    "status": status,
-                    "duration_ms": round((time.perf_counter() - started) * 1000, 1),
-                    "client_address": (scope.get("client") or ("",))[0],
-                },
-            )
+            if self._log.isEnabledFor(logging.INFO):
+                self._note(scope, status, time.perf_counter() - started)
             _current.reset(token)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = quote(scope["path"])  # a line break in the path must not forge a log line
+        self._log.info(
+            "%s %s %s",
+            scope["method"],
+            path,
+            status,
+            extra={
+                "method": scope["method"],
+                "path": path,
+                "status": status,
+                "duration_ms": round(seconds * 1000, 1),
+                "client_address": (scope.get("client") or ("",))[0],
+            },
+        )

@@ -52,6 +52,41 @@ class _Connection(h11.Connection):
         return event
 
 
+class _JoinedHead:
+    """A connection's transport that sends the head of a response together with the first piece of its body.
+
+    Otherwise they would be two packets, with a turn of the event loop in between: the transport pauses us as soon as
+    anything is unsent. A head without a body is sent at the end of the current turn.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send data; hold back the first piece."""
+        if not self._has_begun:
+            self._held, self._has_begun = data, True
+            self._loop.call_soon(self._send_held)
+            return
+        self._held, held = b"", self._held
+        self._transport.writelines([held, data])
+
+    def _send_held(self) -> None:
+        if self._held:
+            self.write(b"")
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closing."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Send what was held back, then close the connection."""
+        self._send_held()
+        self._transport.close()
+
+
 class Protocol(H11Protocol):
     """uvicorn's protocol with small buffers and a deadline for everything the peer has to do."""
 
@@ -99,6 +134,8 @@ class Protocol(H11Protocol):
     @override
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None and not isinstance(self.cycle.transport, _JoinedHead):  # it has not run yet
+            self.cycle.transport = _JoinedHead(self.transport, self.loop)  # type: ignore[assignment]  # all it uses
         if self.scope is not None:
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]  # ours
         self._await_peer()

@@ -5,6 +5,7 @@ import json
 import re
 import select
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -188,6 +189,36 @@ class TestGoodConnections:
             assert connection.socket.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
             connection.send(b"{}")
             assert connection.answer()[0] == 422
+
+    def test_head_and_body_arrive_together(self, api: SocketApi) -> None:
+        with RawConnection(api.url) as connection:
+            for _ in range(3):
+                connection.send_head("GET", "/healthz")
+                head, _, body = connection.socket.recv(65536).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                assert json.loads(body)["status"] == "ok"
+
+    def test_a_head_does_not_wait_for_its_body(self) -> None:
+        go_on = threading.Event()
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await asyncio.to_thread(go_on.wait, 30)
+            await send({"type": "http.response.body", "body": b"body"})
+
+        with serving(app) as url, RawConnection(url) as connection:
+            connection.send_head("GET", "/slow")
+            assert connection.socket.recv(65536).endswith(b"\r\n\r\n")
+            go_on.set()
+            assert connection.socket.recv(65536) == b"body"
+
+    def test_a_head_without_its_body_is_sent_before_the_connection_closes(self) -> None:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+
+        with serving(app) as url, RawConnection(url) as connection:
+            connection.send_head("GET", "/broken")
+            assert statuses(read_to_end(connection)) == [200]
 
     def test_a_response_reaches_a_client_that_is_still_sending(self, api: SocketApi) -> None:
         """Closing a connection with unread bytes resets it, which may destroy the response."""

@@ -27,7 +27,7 @@ from client_agent.serving.queue import PredictionQueue, batch_size
 from client_agent.settings import HAS_LEFT, RunOptions
 from client_agent.state.folder import StateFolder
 from client_agent.status import AgentStatus, TroubleKind
-from client_agent.threads import limit_threads
+from client_agent.threads import limit_threads, most_training_threads
 from client_agent.web.app import create_app
 from client_agent.web.info import describe_agent
 from client_agent.web.serve import web_server
@@ -92,6 +92,8 @@ def run_until_stopped(stopping: threading.Event, state: StateFolder, options: Ru
             )
             for line in data.report.first_problems:
                 logger.warning("skipped because of --skip-bad: %s", line)
+            if limited := data.describe_cache():
+                logger.info("%s (--cache-mb %d)", limited, options.cache_bytes // 1024**2)
             return data
 
         context = AgentContext(
@@ -135,7 +137,7 @@ def _run_loop(agent: Agent, context: AgentContext, token: CurrentToken) -> None:
                 logger.info("the token was replaced: resuming")
 
     def loop() -> None:
-        limit_threads(options.train_threads or max(1, (os.cpu_count() or 2) - 1))
+        limit_threads(options.train_threads or most_training_threads(serves=options.serve is not None))
         try:
             run_with_valid_token()
         except StopRequested:

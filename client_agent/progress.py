@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shared.learning.methods.base import BatchProgress
 
 _LINE_EVERY_S = 10.0
+_BAR_EVERY_S = 0.1  # reading the figures of a batch makes the training wait for the device
 
 
 class TrainingDisplay:
@@ -18,6 +19,7 @@ class TrainingDisplay:
     def __init__(self, round_number: int, console: Console) -> None:
         self._round, self._console = round_number, console
         self._started = self._last_line = time.monotonic()
+        self._last_bar = -_BAR_EVERY_S
         self._bar = Progress(
             TextColumn(f"round {round_number}"),
             BarColumn(),
@@ -40,13 +42,19 @@ class TrainingDisplay:
         self._bar.stop()
 
     def update(self, progress: BatchProgress) -> None:
-        """Show the progress after a batch."""
-        now = time.monotonic()
+        """Show the progress after a batch, unless the last one was shown just before."""
+        now, is_last = time.monotonic(), progress.batch == progress.batches
+        since, every_s = (
+            (self._last_bar, _BAR_EVERY_S) if self._console.is_terminal else (self._last_line, _LINE_EVERY_S)
+        )
+        if now - since < every_s and not is_last:
+            return
         speed = progress.images / max(now - self._started, 1e-6)
         figures = f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.1%}  {speed:.0f} images/s"
-        self._bar.update(self._task, completed=progress.batch, total=progress.batches, figures=figures)
-        is_due = now - self._last_line >= _LINE_EVERY_S or progress.batch == progress.batches
-        if is_due and not self._console.is_terminal:
+        if self._console.is_terminal:
+            self._last_bar = now
+            self._bar.update(self._task, completed=progress.batch, total=progress.batches, figures=figures)
+        else:
             self._last_line = now
             self._console.print(
                 f"round {self._round}: batch {progress.batch} of {progress.batches}, {figures}", highlight=False

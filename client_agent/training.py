@@ -1,6 +1,7 @@
 """Local training: a round of the federation."""
 
 import logging
+from functools import partial
 
 from client_agent.context import AgentContext
 from client_agent.data.dataset import SiteData
@@ -8,6 +9,7 @@ from client_agent.errors import DataError, StopRequested, describe_error
 from client_agent.progress import TrainingDisplay
 from client_agent.state.kept_models import Bundle
 from client_agent.status import AgentStatus, Phase, TroubleKind
+from client_agent.threads import TrainingThreads, limit_threads, most_training_threads, time_steps
 from shared.contract.messages import RoundTaskView
 from shared.learning.methods import client_half
 from shared.learning.methods.base import RoundTask, TrainingContext, TrainingInterrupted, Update
@@ -21,7 +23,14 @@ class Trainer:
 
     def __init__(self, context: AgentContext) -> None:
         self._context, self._status = context, context.status
-        self._half = client_half(context.identity.plan)
+        plan, options, runtime = context.identity.plan, context.options, context.runtime
+        self._half = client_half(plan)
+        measure = partial(time_steps, plan, runtime, context.stopping.is_set)
+        self._threads = (
+            TrainingThreads(most_training_threads(serves=options.serve is not None), measure)
+            if options.train_threads is None and runtime.device.type == "cpu"
+            else None
+        )
 
     def train(self, current: RoundTaskView, bundle: Bundle, data: SiteData) -> tuple[Update, Tensors] | None:
         """Return the update and its private tensors; None if this round cannot be trained here.
@@ -31,6 +40,8 @@ class Trainer:
         self._status.enter(Phase.TRAINING, current.number)
         task = RoundTask(self._context.identity.name, current.number, bundle.shared, bundle.personal, current.facts)
         private = self._context.state.private()
+        if self._threads is not None:
+            limit_threads(self._threads.choose())
         try:
             with TrainingDisplay(current.number, self._context.console) as display:
                 context = TrainingContext(
@@ -47,6 +58,8 @@ class Trainer:
             next_step = "Waiting for the next round; /predict keeps answering."
             self._record(current.number, error, next_step, type(error).__name__)
             return None
+        if self._threads is not None:
+            self._threads.note_round(trained[0].report.seconds, trained[0].report.batches)
         self._status.clear(TroubleKind.TRAINING)
         report_unreadable(self._status, data)
         return trained

@@ -34,7 +34,9 @@ def run(
     train_threads: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="THREADS", help="CPU threads for training (default: one less than there are cores)."
+            min=1,
+            metavar="THREADS",
+            help="CPU threads for training (default: measured; at most one less than there are cores).",
         ),
     ] = None,
     predict_threads: Annotated[int, typer.Option(min=1, metavar="THREADS", help="CPU threads for /predict.")] = 1,

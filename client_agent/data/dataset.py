@@ -49,7 +49,7 @@ def load_item(item: Item, shape: ImagePlan) -> Tensor:
 
 
 class SiteImages:
-    """Images with their labels. As many as the cache holds stay decoded; workers read the rest every time.
+    """Images with their labels. As many as the cache holds stay decoded and normalized; workers read the rest anew.
 
     Images that cannot be read are skipped; `unreadable` has the reasons, and the first few are logged.
     """
@@ -69,7 +69,9 @@ class SiteImages:
         self._shape, self._workers, self._pin = plan.image, workers, pin
         self.labels = torch.tensor([positions[example.label] for example in examples], dtype=torch.int64)
         image_bytes = 4 * plan.image.channels * plan.image.height * plan.image.width
-        self._cache: list[Tensor | None] = [None] * min(len(examples), cache_bytes // image_bytes)
+        # Takes memory only as images arrive. One tensor, so that a batch is a single copy.
+        self._cache = torch.empty(min(len(examples), cache_bytes // image_bytes), *plan.image.shape)
+        self._is_cached = np.zeros(len(self._cache), dtype=bool)
         self._max_unreadable = len(examples) if max_unreadable is None else max_unreadable
         self._unreadable: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -78,6 +80,11 @@ class SiteImages:
     def samples(self) -> int:
         """Number of images."""
         return len(self._items)
+
+    @property
+    def uncached(self) -> int:
+        """Number of images that the cache has no room for."""
+        return self.samples - len(self._cache)
 
     @property
     def unreadable(self) -> list[str]:
@@ -100,6 +107,11 @@ class SiteImages:
 
     def _read(self, order: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         parts = deque(order[start : start + size] for start in range(0, len(order), size))
+        if not self.uncached and self._is_cached.all() and not self._pin:  # workers would take longer to wake up
+            for part in parts:
+                positions = torch.from_numpy(part)
+                yield positions, self._cache[positions], self.labels[positions]
+            return
         with ThreadPoolExecutor(self._workers, thread_name_prefix="images") as pool:
             coming: deque[Future[tuple[Tensor, Tensor, Tensor] | None]] = deque()
             try:
@@ -127,9 +139,8 @@ class SiteImages:
         return positions, images.pin_memory() if self._pin else images, self.labels[positions]
 
     def _image(self, index: int) -> Tensor | None:
-        cached = self._cache[index] if index < len(self._cache) else None
-        if cached is not None:
-            return cached
+        if index < len(self._cache) and self._is_cached[index]:
+            return self._cache[index]
         item = self._items[index]
         try:
             loaded = load_item(item, self._shape)
@@ -146,6 +157,7 @@ class SiteImages:
                 self._unreadable.pop(index, None)
         if index < len(self._cache):
             self._cache[index] = loaded
+            self._is_cached[index] = True
         return loaded
 
 
@@ -186,6 +198,14 @@ class SiteData:
     train: SiteImages
     test: SiteImages
     report: DataReport
+
+    def describe_cache(self) -> str:
+        """Return how many images stay decoded in memory; empty if all of them do."""
+        images = self.train.samples + self.test.samples
+        uncached = self.train.uncached + self.test.uncached
+        if not uncached:
+            return ""
+        return f"{images - uncached} of {images} images stay decoded in memory; the others are read in every pass"
 
     def describe_unreadable(self) -> str:
         """Return how many images were skipped when they were last read, and why; empty if none were."""
@@ -266,8 +286,8 @@ def _misfit(spec: str, plan: FederationPlan, problems: list[str], *, has_unknown
 
 
 def _share_budget(cache_bytes: int, train: int, test: int) -> tuple[int, int]:
-    share = train / max(train + test, 1)
-    return int(cache_bytes * share), int(cache_bytes * (1 - share))
+    train_bytes = cache_bytes * train // max(train + test, 1)
+    return train_bytes, cache_bytes - train_bytes
 
 
 def _broken_files(files: list[Path], shape: ImagePlan, on_file: Callable[[int, int], None]) -> dict[Path, str]:

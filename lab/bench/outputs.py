@@ -1,6 +1,8 @@
 """Files that a bench writes at its end, checked before it starts."""
 
 import importlib.util
+import os
+import platform
 from pathlib import Path
 
 from shared.contract.errors import DistransError
@@ -19,3 +21,8 @@ def check_outputs(json_file: Path | None = None, plot: Path | None = None) -> No
         raise DistransError(f"--plot {plot} has no known format.", next_step=f"End its name in {', '.join(_FORMATS)}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise DistransError("--plot needs matplotlib.", next_step="Run: pip install 'distrans[figures]'")
+
+
+def describe_machine() -> dict[str, str | int | None]:
+    """Return what the measurements of a file belong to."""
+    return {"platform": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}

@@ -1,8 +1,6 @@
 """What `bench round` measured: a table per size, a JSON file, a plot of all sizes."""
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lab.bench.outputs import describe_machine
 from lab.bench.scaling import plot_scaling
 from shared import __version__
 from shared.system.command_line import fold_cells
@@ -127,7 +126,7 @@ def write_json(file: Path, results: Sequence[SizeResult]) -> None:
     ]
     content = {
         "distrans": __version__,
-        "machine": {"platform": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()},
+        "machine": describe_machine(),
         "sizes": sizes,
     }
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

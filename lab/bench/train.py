@@ -1,145 +1,153 @@
-"""Speed of local training relative to a plain implementation of the same math, measured in one run."""
+"""Speed of local training relative to the loop that the authors' scripts write, measured in one run."""
 
 import itertools
-import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from PIL import Image
 from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
+from client_agent.data.dataset import SiteData, open_data
+from client_agent.threads import TrainingThreads, available_cores, limit_threads, time_steps
+from lab.bench.outputs import check_outputs
+from lab.bench.train_report import KINDS, TrainSpeed, print_results, write_json, write_plot
+from lab.bench.written_loop import WrittenLoop
+from shared.contract.errors import DistransError
 from shared.contract.method_options import DistransOptions
 from shared.contract.plan import BUILT_IN_BACKBONES, FederationPlan, validate_plan
+from shared.learning.methods.base import RoundTask, TrainingContext
 from shared.learning.methods.distrans import OffsetStepper
-from shared.learning.model import DoubleChannelModel, build_double
+from shared.learning.methods.training_loop import LocalTraining
+from shared.learning.model import build_double
 from shared.learning.offsets import initial_offset
 from shared.learning.runtime import Runtime, select_device
 
-STEP_KINDS = ("plain", "joint", "alternating")
+DEFAULT_BACKBONES = ("lenet", "resnet18")
+_CLASSES = 10
 
 
 @dataclass(frozen=True)
-class TrainSpeed:
-    """Seconds per step of each kind; the n-th steps of all kinds were measured together."""
+class TrainOptions:
+    """What to measure, and where to write it."""
 
-    backbone: str
-    batch: int
-    seconds: dict[str, list[float]]
-
-    @property
-    def plain_images_per_second(self) -> float:
-        """Speed of the plain implementation."""
-        return self.batch / statistics.median(self.seconds["plain"])
-
-    @property
-    def joint_ratio(self) -> float:
-        """Speed of the joint rule relative to the plain implementation; above 1 is faster."""
-        return self._ratio("plain", "joint")
-
-    @property
-    def alternating_time_ratio(self) -> float:
-        """Time of the alternating rule relative to the joint rule."""
-        return self._ratio("alternating", "joint")
-
-    def _ratio(self, above: str, below: str) -> float:
-        # Of consecutive steps, because other load on the machine slows both alike.
-        return statistics.median(a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True))
+    backbones: tuple[str, ...] = DEFAULT_BACKBONES
+    repeats: int = 3
+    seconds: float = 20
+    images: int = 256
+    threads: int | None = None
+    device: str = "auto"
+    json_file: Path | None = None
+    plot: Path | None = None
 
 
-def measure(
-    backbone: str, repeats: int, seconds: float, batch: int = 32, side: int = 64, device: str = "cpu"
-) -> TrainSpeed:
-    """Time steps of the three kinds in turn, for at least `repeats` steps of each and at least `seconds`."""
-    plan = validate_plan(
+def make_plan(backbone: str, side: int = 64) -> FederationPlan:
+    """Return the plan of one side of the comparison: the authors' settings."""
+    return validate_plan(
         {
             "name": "bench",
             "preset": "paper",
-            "classes": [str(label) for label in range(10)],
+            "classes": [str(label) for label in range(_CLASSES)],
             "image": {"height": side, "width": side},
-            "model": {"backbone": backbone},
+            "model": {"backbone": backbone, "initialization": "torch"},
         }
     )
-    runtime = Runtime(torch.device(device))
-    x = torch.randn(batch, *plan.image.shape).to(device)
-    y = (torch.arange(batch) % 10).to(device)
-    steps: dict[str, Callable[[Tensor, Tensor], object]] = {
-        "plain": _plain_step(plan, runtime),
-        "joint": _our_step(plan, "joint", runtime),
-        "alternating": _our_step(plan, "alternating", runtime),
+
+
+def write_images(folder: Path, images: int, side: int = 64) -> None:
+    """Write JPEG files in the form that sites have them: `train/CLASS/…` and one held-out image per class."""
+    generator = np.random.default_rng(0)
+    for number in range(images + _CLASSES):
+        part, label = "train" if number < images else "test", number % _CLASSES
+        coarse = Image.fromarray(generator.integers(0, 255, (8, 8, 3), dtype=np.uint8))
+        file = folder / part / str(label) / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(file, quality=90)
+
+
+def measure(
+    backbone: str, folder: Path, options: TrainOptions, on_pass: Callable[[int], None] = lambda _: None
+) -> TrainSpeed:
+    """Time passes over the images in turn, at least `repeats` of each kind and for at least `seconds`."""
+    plan, runtime = make_plan(backbone), Runtime(torch.device(options.device))
+    threads = _threads(plan, runtime, options.threads)
+    limit_threads(threads)
+    data = open_data(str(folder), plan, pin=runtime.device.type == "cuda")
+    written = WrittenLoop(plan, folder / "train", runtime.device)
+    passes: dict[str, Callable[[], object]] = {
+        "written": written.run,
+        "joint": _our_pass(plan, "joint", data, runtime),
+        "alternating": _our_pass(plan, "alternating", data, runtime),
     }
-    for step in [*steps.values()] * 2:  # warm-up
-        step(x, y)
-    times: dict[str, list[float]] = {kind: [] for kind in STEP_KINDS}
-    end = time.perf_counter() + seconds
+    for one in passes.values():  # warm-up; ours decodes the images
+        one()
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    end = time.perf_counter() + options.seconds
     for turn in itertools.count():
-        if turn >= repeats and time.perf_counter() > end:
+        if turn >= options.repeats and time.perf_counter() > end:
             break
-        first = turn % len(STEP_KINDS)  # rotate, so that no kind always follows the same one
-        for kind in STEP_KINDS[first:] + STEP_KINDS[:first]:
-            _wait(runtime.device)
+        on_pass(turn + 1)
+        first = turn % len(KINDS)  # rotate, so that no kind always follows the same one
+        for kind in KINDS[first:] + KINDS[:first]:
             started = time.perf_counter()
-            steps[kind](x, y)
-            _wait(runtime.device)
+            passes[kind]()  # ends with reading the loss, for which the device has to finish
             times[kind].append(time.perf_counter() - started)
-    return TrainSpeed(backbone, batch, times)
+    return TrainSpeed(backbone, threads, data.train.samples, times)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _threads(plan: FederationPlan, runtime: Runtime, wanted: int | None) -> int:
+    """Return the number of threads for all kinds: what an agent that does not serve would choose."""
+    if wanted is not None or runtime.device.type != "cpu":
+        return wanted or available_cores()
+    return TrainingThreads(available_cores(), partial(time_steps, plan, runtime, lambda: False)).choose()
 
 
-def _setup(plan: FederationPlan, runtime: Runtime) -> tuple[DoubleChannelModel, Tensor]:
-    options = DistransOptions()
-    net = runtime.prepare(build_double(plan, options.alpha)).train()
-    return net, initial_offset(plan, options, "bench").to(runtime.device).requires_grad_()
-
-
-def _our_step(plan: FederationPlan, rule: str, runtime: Runtime) -> Callable[[Tensor, Tensor], object]:
-    net, offset = _setup(plan, runtime)
+def _our_pass(plan: FederationPlan, rule: str, data: SiteData, runtime: Runtime) -> Callable[[], object]:
     options = DistransOptions.model_validate({"update_rule": rule})
-    return OffsetStepper(net, offset, plan, options, runtime).step
+    net = runtime.prepare(build_double(plan, options.alpha)).train()
+    offset = initial_offset(plan, options, "bench").to(runtime.device).requires_grad_()
+    stepper = OffsetStepper(net, offset, plan, options, runtime)
+    context = TrainingContext(data.train, runtime, on_batch=lambda _: None)
+    numbers = itertools.count()
+
+    def train() -> object:
+        return LocalTraining(plan, RoundTask("bench", next(numbers), {}, {}), context).run(net, stepper.step)
+
+    return train
 
 
-def _plain_step(plan: FederationPlan, runtime: Runtime) -> Callable[[Tensor, Tensor], object]:
-    """Implement Eq. 1 in the obvious way: one forward pass per channel, then one backward pass."""
-    net, offset = _setup(plan, runtime)
-    model_optimizer = torch.optim.SGD(net.parameters(), lr=plan.training.lr)
-    offset_optimizer = torch.optim.SGD([offset], lr=1e-3)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        left = (1 - net.alpha) * x + net.alpha * offset
-        right = (1 + net.alpha) * x - net.alpha * offset
-        logits = net.logits(torch.cat([net.features(left), net.features(right)], dim=1))
-        loss = F.cross_entropy(logits, y)
-        model_optimizer.zero_grad()
-        offset_optimizer.zero_grad()
-        loss.backward()
-        model_optimizer.step()
-        offset_optimizer.step()
-
-    return step
-
-
-def run_bench(console: Console, backbones: list[str] | None, repeats: int, seconds: float, device: str) -> None:
-    """Measure and print a table."""
-    chosen = select_device(device)
-    table = Table(title=f"Local training, 3×64×64, batch 32, on {chosen.type} with {torch.get_num_threads()} threads")
-    for heading in ("backbone", "steps", "plain, images/s", "joint ÷ plain speed", "alternating ÷ joint time"):
-        table.add_column(heading, justify="left" if heading == "backbone" else "right")
-    with console.status("measuring") as status:
-        for backbone in backbones or list(BUILT_IN_BACKBONES):
-            status.update(f"measuring {backbone}")
-            speed = measure(backbone, repeats, seconds, device=str(chosen))
-            table.add_row(
-                backbone,
-                str(len(speed.seconds["plain"])),
-                f"{speed.plain_images_per_second:.0f}",
-                f"{speed.joint_ratio:.2f}×",
-                f"{speed.alternating_time_ratio:.2f}×",
+def run_bench(console: Console, options: TrainOptions) -> None:
+    """Measure and print a table; write the measurements to a file and draw them if asked to."""
+    check_outputs(options.json_file, options.plot)
+    for backbone in options.backbones:
+        if backbone not in BUILT_IN_BACKBONES:
+            raise DistransError(
+                f"There is no written-out loop for {backbone!r}.",
+                next_step=f"Choose from {', '.join(BUILT_IN_BACKBONES)}.",
             )
-    console.print(table)
+    device = str(select_device(options.device))
+    found: list[TrainSpeed] = []
+    before = torch.get_num_threads()
+    try:
+        with tempfile.TemporaryDirectory() as folder, console.status("writing images") as status:
+            write_images(Path(folder), options.images)
+            for backbone in options.backbones:
+                status.update(f"measuring {backbone}: preparing")
+
+                def show(number: int, backbone: str = backbone) -> None:
+                    status.update(f"measuring {backbone}: turn {number}")
+
+                found.append(measure(backbone, Path(folder), replace(options, device=device), show))
+    finally:
+        limit_threads(before)
+        if found:  # also after Ctrl-C: what was measured so far
+            print_results(console, device, found)
+            if options.json_file is not None:
+                write_json(options.json_file, device, found)
+            if options.plot is not None:
+                write_plot(options.plot, found)

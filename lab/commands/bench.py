@@ -13,27 +13,37 @@ from shared.system.command_line import examples
 
 Number = TypeVar("Number", int, float)
 _LARGEST = 1_000_000
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements to this file.")]
 app = typer.Typer(no_args_is_help=True, help="Measure speed, as ratios within one run.")
 
 
-@app.command(epilog=examples("distrans-lab bench train lenet resnet18 --seconds 60"))
+@app.command(epilog=examples("distrans-lab bench train lenet resnet50 --seconds 60 --plot train.png"))
 def train(
     backbones: Annotated[
-        list[str] | None, typer.Argument(metavar="BACKBONE", help="Networks (default: all built-in ones).")
+        list[str] | None, typer.Argument(metavar="BACKBONE", help="Networks (default: lenet and resnet18).")
     ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Minimum number of steps of each kind.")] = 9,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Minimum number of passes of each kind.")] = 3,
     seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Minimum time per backbone, in seconds.")
     ] = 20,
+    images: Annotated[int, typer.Option(metavar="N", min=32, help="Images per pass.")] = 256,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="THREADS", min=1, help="CPU threads (default: the fastest number, measured first)."),
+    ] = None,
     device: Device = "auto",
+    json: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot of the ratios: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Measure local training.
 
-    Compares training at 3×64×64 and batch size 32 with a plain implementation that makes two passes.
+    Compares an agent's training at 3×64×64 and batch size 32 with the authors' loop written out: images decoded and
+    transformed one by one, one pass through the network per channel. Both read the same files with the same threads.
     """
-    from lab.bench.train import run_bench
+    from lab.bench.train import DEFAULT_BACKBONES, TrainOptions, run_bench
 
-    run_bench(Console(), backbones, repeats, seconds, device)
+    chosen = tuple(backbones or DEFAULT_BACKBONES)
+    run_bench(Console(), TrainOptions(chosen, repeats, seconds, images, threads, device, json, plot))
 
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements to this file.")]

@@ -166,14 +166,23 @@ class LocalData(Protocol):
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """The progress of local training after a batch."""
+    """The progress of local training after a batch. The means are read from the device when somebody asks for them."""
 
     epoch: int
     batch: int
     batches: int
     images: int
-    loss: float
-    accuracy: float
+    sums: "Tensor"  # of the losses, and of the right predictions, over all images so far
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per image so far."""
+        return float(self.sums[0]) / self.images
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions so far."""
+        return float(self.sums[1]) / self.images
 
 
 def _default_runtime() -> "Runtime":

@@ -99,17 +99,18 @@ class _Totals:
     """Loss and accuracy so far; the sums stay on the device until they are read."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
         self.images = self.batches = 0
 
     def add(self, logits: Tensor, loss: Tensor, labels: Tensor) -> None:
         correct = (logits.argmax(dim=1) == labels).sum()
-        self._sums += torch.stack([loss.detach().to(self._sums) * len(labels), correct.to(self._sums)])
+        # A new tensor, so that progress reported earlier keeps its figures.
+        self.sums = self.sums + torch.stack([loss.detach().to(self.sums) * len(labels), correct.to(self.sums)])
         self.images += len(labels)
         self.batches += 1
 
     def means(self) -> tuple[float, float]:
-        loss_sum, correct = self._sums.tolist()
+        loss_sum, correct = self.sums.tolist()
         return loss_sum / self.images, correct / self.images
 
 
@@ -144,7 +145,7 @@ class LocalTraining:
                     logits, loss = step(x, y)
                 totals.add(logits, loss, y)
                 if context.on_batch is not None:
-                    context.on_batch(BatchProgress(epoch, totals.batches, wanted, totals.images, *totals.means()))
+                    context.on_batch(BatchProgress(epoch, totals.batches, wanted, totals.images, totals.sums))
                 if totals.batches == wanted:
                     break
         mean, accuracy = totals.means()

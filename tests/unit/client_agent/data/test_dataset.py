@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from client_agent.data.class_map import read_class_map, suggest_classes
-from client_agent.data.dataset import open_data
+from client_agent.data.dataset import load_item, open_data
+from client_agent.data.splits import Item
 from client_agent.errors import DataError
 from client_agent.settings import SkippedData
-from shared.contract.plan import FederationPlan, validate_plan
+from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
 
 
 def plan(*classes: str, **image: object) -> FederationPlan:
@@ -172,6 +173,38 @@ def test_the_cache_never_changes_the_images(folder: Path, cached: int) -> None:
         for (a, la), (b, lb) in zip(whole.train.batches(3, 7), partly.train.batches(3, 7), strict=True):
             assert torch.equal(a, b)
             assert torch.equal(la, lb)
+
+
+def test_each_image_is_decoded_once_as_far_as_the_cache_has_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[object] = []
+
+    def count(item: Item, shape: ImagePlan) -> torch.Tensor:
+        decoded.append(item)
+        return load_item(item, shape)
+
+    monkeypatch.setattr("client_agent.data.dataset.load_item", count)
+    for cache_bytes, once, every_time in ((2**20, 16, 0), (14 * 14 * 4 * 10, 8, 8), (0, 0, 16)):
+        data = open_data(str(folder), plan(), cache_bytes=cache_bytes)
+        decoded.clear()
+        for seed in range(3):
+            assert sum(len(labels) for _, labels in data.train.batches(3, seed)) == 16
+        assert len(decoded) == once + 3 * every_time
+        assert data.train.uncached == every_time
+
+
+def test_images_without_room_in_the_cache_are_named(folder: Path) -> None:
+    assert open_data(str(folder), plan()).describe_cache() == ""
+    data = open_data(str(folder), plan(), cache_bytes=14 * 14 * 4 * 10)  # 8 of 16 training and 2 of 4 held-out images
+    assert data.describe_cache() == "10 of 20 images stay decoded in memory; the others are read in every pass"
+
+
+def test_batches_from_the_cache_may_be_changed_by_their_user(folder: Path) -> None:
+    data = open_data(str(folder), plan())
+    first = [images.clone() for images, _ in data.train.batches(4, 0)]
+    for images, _ in data.train.batches(4, 0):
+        images.zero_()
+    again = [images for images, _ in data.train.batches(4, 0)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_a_pass_can_be_abandoned_early(folder: Path) -> None:

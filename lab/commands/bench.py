@@ -46,7 +46,6 @@ def train(
     run_bench(Console(), TrainOptions(chosen, repeats, seconds, images, threads, device, json, plot))
 
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements to this file.")]
 PeersFolder = Annotated[
     Path | None,
     typer.Option(

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from server.store import failures, postgresql, sqlite
 from server.store.objects.addresses import open_store
+from server.store.quick_reads import QuickReads
 from shared.contract.errors import DistransError
 
 # FOR NO KEY UPDATE: does not block inserts of rows with foreign keys to the locked row, which could deadlock.
@@ -87,6 +88,7 @@ class Database:
         self.engine = self._open(self.options.connections, self.options.more_connections)
         # Separate, so that `check` answers while all other connections are blocked.
         self._probe = self._open(1, 0)
+        self.quick = QuickReads(self)  # for the event loop only
         self._write_engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
         self._relaxed_engine = self._write_engine.execution_options(distrans_synchronous="NORMAL")
 
@@ -243,6 +245,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        self.quick.close()
         self._probe.dispose()
         self.engine.dispose()
 

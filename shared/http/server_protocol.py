@@ -21,8 +21,8 @@ from typing import Any
 
 import h11
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shared.http.large_bodies import LargeBodies
 from shared.http.problems import problem
 from shared.http.unread_bodies import LINGER_BYTES, UnreadBodies
 
@@ -52,7 +52,7 @@ class _Connection(h11.Connection):
         return event
 
 
-class Protocol(H11Protocol):
+class Protocol(LargeBodies):
     """uvicorn's protocol with small buffers and a deadline for everything the peer has to do."""
 
     head_s = 30.0
@@ -62,13 +62,17 @@ class Protocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn = _Connection(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn = self.new_connection()
         self.app: Any = UnreadBodies(self.app, self.linger_s)
         self._certificate: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits_head = False
         self._send_deadline: asyncio.TimerHandle | None = None
         self._discarded: int | None = None  # bytes ignored since the connection was refused; None before that
+
+    @override
+    def new_connection(self) -> h11.Connection:
+        return _Connection(h11.SERVER, MAX_HEAD_BYTES)
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -90,11 +94,19 @@ class Protocol(H11Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self._discarded is None:
+            is_body = self.body_left > 0
             super().data_received(data)
+            if is_body:
+                self._await_peer()
             return
         self._discarded += len(data)
         if self._discarded > LINGER_BYTES:
             self._reset()
+
+    @override
+    def body_received(self, count: int) -> None:
+        super().body_received(count)
+        self._await_peer()
 
     @override
     def handle_events(self) -> None:
@@ -135,7 +147,7 @@ class Protocol(H11Protocol):
                 self._awaits_head = True
             return
         self._awaits_head = False
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.body_left or self.conn.their_state is h11.SEND_BODY:
             self._set_deadline(self.body_s, self._body_is_late)
         else:
             self._set_deadline(None)

@@ -88,10 +88,8 @@ class LargeBodies(H11Protocol):
         buffer[:first] = cycle.body[:first]
         cycle.body = bytes(cycle.body[first:])
         target = buffer[first : first + self.body_left]
-        if not target or cycle.body:
-            return first
-        if cycle.disconnected:
-            raise ConnectionResetError("the peer hung up before the end of the body")
+        if not target or cycle.body or cycle.disconnected:
+            return self._received(first)
         filling = _Filling(self, target)
         timer = self.loop.call_later(seconds, filling.end)
         self.transport.set_protocol(filling)
@@ -103,7 +101,12 @@ class LargeBodies(H11Protocol):
             if not self.transport.is_closing():
                 self.flow.pause_reading()
                 self.transport.set_protocol(self)
-        return first + filling.size_bytes
+        return self._received(first + filling.size_bytes)
+
+    def _received(self, count: int) -> int:
+        if not count and self.body_left and self.cycle is not None and self.cycle.disconnected:
+            raise ConnectionResetError("the peer hung up before the end of the body")
+        return count
 
     def body_received(self, count: int) -> None:
         """Note that some bytes of a body went into a buffer of the application."""
@@ -116,6 +119,8 @@ class LargeBodies(H11Protocol):
     async def _send_body(self, body: memoryview) -> None:
         """Send a whole body after the response's head, with at most a few bytes of it in a buffer of ours."""
         cycle = self.cycle
+        if cycle.disconnected:
+            return
         self.conn.send_with_data_passthrough(h11.Data(data=body))  # type: ignore[arg-type]  # only counts the bytes
         socket = None if self.transport.get_extra_info("ssl_object") else self.transport.get_extra_info("socket")
         while body:

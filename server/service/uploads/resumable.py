@@ -112,7 +112,8 @@ class UploadPart:
         self._writer.write(data)
         self._position = end
         self._validate(data)
-        if self._writer.is_due and not (is_last and self.ends_upload):
+        is_complete = is_last and self.ends_upload and self._length in (0, self._position)
+        if self._writer.is_due and not is_complete:
             self.save()
 
     def save(self) -> None:

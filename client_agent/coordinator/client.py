@@ -174,6 +174,7 @@ class Coordinator:
             "Upload-Offset": str(offset),
             "Upload-Length": str(len(body)),
             "Repr-Digest": digest_header(sha256),
+            "Content-Length": str(len(body) - offset),  # else it would be chunked, which takes the coordinator longer
         }
         response = self._request("PATCH", url, content=self._pieces(body, offset), headers=headers)
         if response.status_code == 409 and response.headers.get("upload-offset") is not None:

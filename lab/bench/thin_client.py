@@ -89,6 +89,7 @@ class ThinClient:
             "Upload-Offset": str(offset),
             "Upload-Length": str(len(self._update.data)),
             "Repr-Digest": self._update.digest,
+            "Content-Length": str(len(self._update.data) - offset),
         }
         return self._request("PATCH", url, self._update.pieces(offset), headers)
 
@@ -127,9 +128,7 @@ class ThinClient:
     def _request(
         self, method: str, url: str, body: Any, headers: dict[str, str], *, keeps_body: bool = True
     ) -> "_Answer":
-        chunked = body is not None and not isinstance(body, bytes)
-        more = {"Transfer-Encoding": "chunked"} if chunked else {}
-        self._connection.request(method, url, body, self._headers | headers | more, encode_chunked=chunked)
+        self._connection.request(method, url, body, self._headers | headers)
         response = self._connection.getresponse()
         if keeps_body or response.status >= HTTPStatus.BAD_REQUEST:
             content = response.read()

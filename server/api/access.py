@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 
@@ -135,22 +136,25 @@ def is_admin_token(token: str, address: str, settings: Settings) -> bool:
     return True
 
 
-def authenticate_caller(request: Request, token: str) -> Caller:
+async def authenticate_caller(request: Request, token: str) -> Caller:
     """Return the admin or the active client that holds the token."""
-    address = address_of(request)
+    address, ctx = address_of(request), request.app.state.ctx
     if is_admin_token(token, address, request.app.state.settings):
         return Caller(Actor("admin", address))
-    identity = client_tokens.authenticate(request.app.state.ctx, token, certificate_of(request))
+    certificate = certificate_of(request)
+    identity = client_tokens.authenticate_at_once(ctx, token, certificate)
+    if identity is None:
+        identity = await run_in_threadpool(client_tokens.authenticate, ctx, token, certificate)
     return Caller(Actor(f"client:{identity.name}", address), identity)
 
 
-def authenticate_invited(request: Request, token: str) -> Invited:
+async def authenticate_invited(request: Request, token: str) -> Invited:
     """Return the holder of an invite that is still open, or whose join its site may repeat."""
-    invites.check_holder(request.app.state.ctx, token)
+    await run_in_threadpool(invites.check_holder, request.app.state.ctx, token)
     return Invited(token)
 
 
-def authenticate_scraper(request: Request, token: str) -> Scraper:
+async def authenticate_scraper(request: Request, token: str) -> Scraper:
     """Return a scraper that holds the scrape token or the admin token."""
     settings: Settings = request.app.state.settings
     wanted = settings.scrape_token

@@ -1,5 +1,6 @@
 """Federations: what operators control and read, and what clients may read of their own."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
@@ -10,12 +11,13 @@ from fastapi.responses import PlainTextResponse
 from pydantic_core import to_json
 
 from server.api.access import Admin, AnyCaller, ClientIdentity, Ctx, Member, authenticate_caller
-from server.api.guard import guarded
+from server.api.guard import guarded, with_shortcut
+from server.api.hot_models import HotModels
 from server.api.limits import DOWNLOAD, HISTORY, LimitsOf
-from server.api.streaming import download_options, send_blob
+from server.api.streaming import Stored, download_options, send_blob, send_model
 from server.core.errors import NotFound
 from server.service import audit, client_tokens, clients, deletion, federations, invites, rollback
-from server.service.downloads import federation_model, serving_personal
+from server.service.downloads import federation_model, model_at_once, serving_personal
 from server.service.measurements import reports
 from server.service.measurements.metrics_csv import metrics_csv
 from shared.contract.messages import (
@@ -204,9 +206,25 @@ def _json_array(pages: Iterable[Sequence[object]]) -> Iterator[bytes]:
     yield b"[]" if before == b"[" else b"]"
 
 
+_MODEL_OF_ROUND = re.compile(rb"round=(\d{1,9})")
+
+
+async def _agents_model(request: Request) -> Response | None:
+    found, caller = _MODEL_OF_ROUND.fullmatch(request.scope["query_string"]), request.state.caller
+    name, state = request.path_params["name"], request.app.state
+    if found is None or caller.identity is None or caller.identity.federation != name:
+        return None
+    blob = model_at_once(state.ctx, name, int(found[1]))
+    data = await state.hot_models.get(blob[0], blob[1]) if blob is not None and request.method == "GET" else None
+    if blob is None or data is None:
+        return None
+    return send_model(request, state.ctx, Stored(*blob), data, state.limits.downloads.hold(caller))
+
+
 @router.head("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **download_options(410))
 @router.get("/v1/federations/{name}/model", dependencies=[DOWNLOAD], **download_options(410))
-def get_model(
+@with_shortcut(_agents_model)
+async def get_model(
     request: Request,
     ctx: Ctx,
     caller: Member,  # noqa: ARG001 - authorizes the call
@@ -217,7 +235,10 @@ def get_model(
     ] = None,
 ) -> Response:
     """Download a global model: one safetensors file with plain tensor names and the plan in its metadata."""
-    return send_blob(request, ctx, federation_model(ctx, name, number))
+    blob = await run_in_threadpool(federation_model, ctx, name, number)
+    hot: HotModels = request.app.state.hot_models
+    data = await hot.get(blob.id, blob.size_bytes) if request.method == "GET" else None
+    return send_model(request, ctx, Stored(blob.id, blob.size_bytes, blob.digest or ""), data)
 
 
 @router.head("/v1/federations/{name}/personal", dependencies=[DOWNLOAD], **download_options(410))

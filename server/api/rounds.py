@@ -1,6 +1,7 @@
 """An agent's calls in a round: its task, its personal tensors, its evaluation."""
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Annotated
 
@@ -8,10 +9,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.api.access import ClientIdentity, Ctx, authenticate_caller, require_protocol
-from server.api.guard import guarded
-from server.api.limits import DOWNLOAD, LimitsOf
+from server.api.guard import guarded, with_shortcut
+from server.api.limits import DOWNLOAD, Limits, LimitsOf
 from server.api.streaming import download_options, send_blob
 from server.api.task_desk import TaskDesk
+from server.service.context import Context, Identity
 from server.service.downloads import round_personal
 from server.service.measurements import evaluations
 from shared.contract.measurements import EvaluationReport
@@ -26,13 +28,29 @@ Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Maximum seconds 
 After = Annotated[str, Query(max_length=64, description="The ticket of the last task: wait until it changes.")]
 
 
-@router.get("/v1/task", responses=problem_responses(401, 403, 409, 422, 429))
-async def get_task(
-    request: Request, ctx: Ctx, identity: ClientIdentity, limits: LimitsOf, wait: Wait = 30.0, after: After = ""
-) -> TaskAnswer:
+# A poll as agents send it.
+_POLL = re.compile(rb"wait=(\d{1,2}(?:\.\d{1,3})?)&after=([A-Za-z0-9-]{0,64})")
+
+
+async def _agents_poll(request: Request) -> Response | None:
+    found, identity = _POLL.fullmatch(request.scope["query_string"]), request.state.caller.identity
+    if found is None or identity is None or float(found[1]) > MAX_WAIT_S:
+        return None
+    return await _answer_poll(request, identity, float(found[1]), found[2].decode())
+
+
+@router.get("/v1/task", responses=problem_responses(401, 403, 409, 422, 429), response_model=TaskAnswer)
+@with_shortcut(_agents_poll)
+async def get_task(request: Request, identity: ClientIdentity, wait: Wait = 30.0, after: After = "") -> Response:
     """Return what this client should do now, waiting up to `wait` seconds for a change. Also counts as a heartbeat."""
+    return await _answer_poll(request, identity, wait, after)
+
+
+async def _answer_poll(request: Request, identity: Identity, wait: float, after: str) -> Response:
     state, loop = request.app.state, asyncio.get_running_loop()
+    ctx: Context = state.ctx
     desk: TaskDesk = state.desk
+    limits: Limits = state.limits
     can_report = require_protocol(request) >= REPORTING_SINCE
     state.heartbeats.note(identity.client_id, ctx.clock(), can_report=can_report)
     give_up_at = loop.time() + wait
@@ -40,18 +58,19 @@ async def get_task(
         while True:
             change = state.notifier.waiter(identity.federation_id)
             try:
-                answer = await desk.ask(identity)
+                told = await desk.ask(identity)
+                answer = told.answer
                 has_changed = answer.ticket != after if after else answer.action in ("finished", "cancelled")
                 left = give_up_at - loop.time()
                 if answer.action == "train" or has_changed or left <= 0 or state.notifier.closed:
                     if answer.round is not None:
                         state.heartbeats.note(identity.client_id, ctx.clock(), answer.round.id, can_report=can_report)
-                    return answer
+                    return Response(told.body, media_type="application/json")
                 await asyncio.wait({change, displaced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 # Without a change the answer still holds, but for how long the others have been waited for. Also do not
                 # read the database again for a client with too many polls, or while the process stops.
                 if not change.done() or displaced.done() or state.notifier.closed:
-                    return answer
+                    return Response(told.body, media_type="application/json")
             finally:
                 change.cancel()
 

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -12,11 +14,14 @@ from fastapi import Request, Response
 from fastapi.concurrency import iterate_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from server.core.errors import InvalidInput
 from server.service.context import Context
 from server.store import blobs
 from server.store.tables import Blob
+from shared.http.large_bodies import RECEIVE_BODY, SEND_BODY
 from shared.http.openapi import Responses, headers, problem_responses, request_headers
 from shared.http.problems import problem
 from shared.tensors.wire import digest, digest_header
@@ -49,20 +54,40 @@ def download_options(*statuses: int) -> dict[str, Any]:
     return {"response_class": Response, "responses": _TENSORS | refused, "openapi_extra": _CONDITIONS}
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a response says about a blob."""
+
+    blob_id: str
+    size_bytes: int
+    digest: str
+
+
 def send_blob(request: Request, ctx: Context, blob: Blob | bytes) -> Response:
     """Return a response with the blob, or with bytes that are not stored, and their digest as ETag.
 
     Supports If-None-Match, Range, If-Range, and either media type in Accept.
     """
+    if isinstance(blob, bytes):
+        return respond(request, Stored("", len(blob), digest(blob)), lambda begin, end: MemoryResponse(blob[begin:end]))
+    stored = Stored(blob.id, blob.size_bytes, blob.digest or "")
+
+    def stream(begin: int, end: int) -> Response:
+        return StreamingResponse(_in_small_pieces(blobs.read(ctx.db, stored.blob_id, begin, end)))
+
+    return respond(request, stored, stream)
+
+
+def respond(request: Request, blob: Stored, body: Callable[[int, int], Response]) -> Response:
+    """Return the response that `body` creates for a span of the blob, with its status and headers; or one without."""
     accepted = request.headers.get("accept", "")
     media_type = ANY_BYTES if ANY_BYTES in accepted and MEDIA_TYPE not in accepted else MEDIA_TYPE
-    size, sha256 = (len(blob), digest(blob)) if isinstance(blob, bytes) else (blob.size_bytes, blob.digest or "")
-    etag = f'"{sha256}"'
+    size, etag = blob.size_bytes, f'"{blob.digest}"'
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
-        "Repr-Digest": digest_header(sha256),
+        "Repr-Digest": digest_header(blob.digest),
     }
     known = request.headers.get("if-none-match", "")
     if known.strip() == "*" or etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
@@ -84,10 +109,51 @@ def send_blob(request: Request, ctx: Context, blob: Blob | bytes) -> Response:
     headers["Content-Length"] = str(end - begin)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=media_type)
-    if isinstance(blob, bytes):
-        return Response(blob[begin:end], status, headers, media_type=media_type)
-    body = _in_small_pieces(blobs.read(ctx.db, blob.id, begin, end))
-    return StreamingResponse(body, status, headers, media_type=media_type)
+    response = body(begin, end)
+    response.status_code, response.media_type = status, media_type
+    response.init_headers(headers)
+    return response
+
+
+def send_model(
+    request: Request,
+    ctx: Context,
+    model: Stored,
+    data: bytes | None,
+    slot: AbstractAsyncContextManager[None] | None = None,
+) -> Response:
+    """Return a response like `send_blob`, from memory if its bytes are there; then hold `slot` while they are sent."""
+
+    def body(begin: int, end: int) -> Response:
+        if data is None:
+            return StreamingResponse(_in_small_pieces(blobs.read(ctx.db, model.blob_id, begin, end)))
+        return MemoryResponse(memoryview(data)[begin:end], slot)
+
+    return respond(request, model, body)
+
+
+class MemoryResponse(Response):
+    """A response whose bytes others may be sending at the same time: none of them copies more than a few."""
+
+    def __init__(self, data: bytes | memoryview, slot: AbstractAsyncContextManager[None] | None = None) -> None:
+        """Hold `slot`, if any, until the last byte is sent."""
+        super().__init__()
+        self._data, self._slot = memoryview(data), slot or nullcontext()
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._slot:
+            await self._send(scope, send)
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if send_body := scope.get("extensions", {}).get(SEND_BODY):
+            await send_body(self._data)
+        else:
+            for begin in range(0, len(self._data), _PIECE_BYTES):
+                piece = self._data[begin : begin + _PIECE_BYTES]
+                await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _in_small_pieces(chunks: Iterator[bytes]) -> AsyncIterator[memoryview]:
@@ -129,15 +195,55 @@ class UploadStalled(Exception):
     """The connection broke, or no byte arrived for too long."""
 
 
-async def read_pieces(
-    request: Request, piece_bytes: Callable[[], int], idle_s: float, flush_s: float
-) -> AsyncIterator[bytes]:
-    """Yield the body in pieces of exactly `piece_bytes()`, or whatever arrived in `flush_s` seconds.
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a body, valid until the next ones are asked for."""
 
-    If the body stops early, yield what has arrived, then raise UploadStalled.
+    data: bytes | memoryview
+    is_last: bool  # the body ends with it
+
+
+def read_parts(request: Request, part_bytes: Callable[[], int], idle_s: float, flush_s: float) -> AsyncIterator[Part]:
+    """Yield the body in parts of exactly `part_bytes()`, or whatever arrived in `flush_s` seconds.
+
+    The last one may be empty. If the body stops early, yield what has arrived, then raise UploadStalled.
     """
+    if receive_body := request.scope.get("extensions", {}).get(RECEIVE_BODY):
+        return _received(request, receive_body, part_bytes, idle_s, flush_s)
+    return _from_messages(request, part_bytes, idle_s, flush_s)
+
+
+async def _received(
+    request: Request,
+    receive_body: Callable[[memoryview, float], Awaitable[int]],
+    part_bytes: Callable[[], int],
+    idle_s: float,
+    flush_s: float,
+) -> AsyncIterator[Part]:
+    """Let the connection write into a buffer of ours, which the next part overwrites."""
+    left, clock = int(request.headers["content-length"]), asyncio.get_running_loop().time
+    buffer, heard_at = memoryview(b""), clock()
+    while left:
+        if len(buffer) != (wanted := part_bytes()):
+            buffer = memoryview(bytearray(wanted))
+        try:
+            count = await receive_body(buffer[:left], flush_s)
+        except ConnectionResetError as error:
+            raise UploadStalled from error
+        if count:
+            left, heard_at = left - count, clock()
+            if not left:
+                await request.body()  # returns at once; whoever watches the messages must see that it has ended
+            yield Part(buffer[:count], is_last=not left)
+        elif clock() >= heard_at + idle_s:
+            raise UploadStalled
+
+
+async def _from_messages(
+    request: Request, part_bytes: Callable[[], int], idle_s: float, flush_s: float
+) -> AsyncIterator[Part]:
     arrived, clock = _Arrived(), asyncio.get_running_loop().time
-    wanted, flush_at = piece_bytes(), clock() + flush_s
+    wanted, flush_at = part_bytes(), clock() + flush_s
     stream = request.stream().__aiter__()
     while True:
         try:
@@ -147,13 +253,12 @@ async def read_pieces(
             break
         except (ClientDisconnect, TimeoutError) as error:
             if arrived.size_bytes:
-                yield arrived.take(arrived.size_bytes)
+                yield Part(arrived.take(arrived.size_bytes), is_last=False)
             raise UploadStalled from error
-        while arrived.size_bytes >= wanted or (arrived.size_bytes and clock() >= flush_at):
-            yield arrived.take(wanted)
-            wanted, flush_at = piece_bytes(), clock() + flush_s
-    if arrived.size_bytes:
-        yield arrived.take(arrived.size_bytes)
+        while arrived.size_bytes > wanted or (arrived.size_bytes and clock() >= flush_at):
+            yield Part(arrived.take(wanted), is_last=False)
+            wanted, flush_at = part_bytes(), clock() + flush_s
+    yield Part(arrived.take(arrived.size_bytes), is_last=True)
 
 
 class _Arrived:

@@ -7,9 +7,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from server.service import tasks
 from server.service.context import Context, Identity
-from shared.contract.messages import TaskAnswer
 
-_Asking = list[tuple[Identity, asyncio.Future[TaskAnswer]]]
+_Asking = list[tuple[Identity, asyncio.Future[tasks.Told]]]
 
 
 class TaskDesk:
@@ -23,11 +22,13 @@ class TaskDesk:
         self._asking: dict[int, _Asking] = {}  # by federation, while a lookup for it is under way
         self._lookups: set[asyncio.Task[None]] = set()  # the event loop itself keeps weak references only
 
-    async def ask(self, identity: Identity) -> TaskAnswer:
+    async def ask(self, identity: Identity) -> tasks.Told:
         """Return what the client should do now; raise if its access has ended."""
-        answer: asyncio.Future[TaskAnswer] = asyncio.get_running_loop().create_future()
         federation_id = identity.federation_id
         is_busy = federation_id in self._asking
+        if not is_busy and (known := tasks.answer_at_once(self._ctx, identity)) is not None:
+            return known
+        answer: asyncio.Future[tasks.Told] = asyncio.get_running_loop().create_future()
         self._asking.setdefault(federation_id, []).append((identity, answer))
         if not is_busy:
             lookup = asyncio.create_task(self._look_up(federation_id))
@@ -38,10 +39,10 @@ class TaskDesk:
     async def _look_up(self, federation_id: int) -> None:
         while asking := self._asking[federation_id]:
             self._asking[federation_id] = []
-            found: Sequence[TaskAnswer | Exception]
+            found: Sequence[tasks.Told | Exception]
             try:
                 identities = [identity for identity, _ in asking]
-                found = await run_in_threadpool(tasks.answers, self._ctx, federation_id, identities)
+                found = await run_in_threadpool(tasks.answers, self._ctx, identities)
             except Exception as error:
                 found = [error] * len(asking)
             for (_, future), answer in zip(asking, found, strict=True):

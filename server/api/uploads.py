@@ -15,7 +15,7 @@ from server.api.errors import problem_of
 from server.api.guard import guarded
 from server.api.limits import UPLOAD, LimitsOf
 from server.api.rounds import RoundId
-from server.api.streaming import BINARY, MEDIA_TYPE, UploadStalled, parse_digest, read_pieces
+from server.api.streaming import BINARY, MEDIA_TYPE, UploadStalled, parse_digest, read_parts
 from server.core.errors import InvalidInput
 from server.service.uploads import resumable
 from server.service.uploads.resumable import InconsistentLength, UploadPart, UploadStatus
@@ -79,9 +79,11 @@ async def put_update(
     length = _declared_length(request)
     upload = await run_in_threadpool(SingleRequestUpload, ctx, identity, round_id, digest, length)
     try:
-        async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
-            await run_in_threadpool(upload.feed, piece)
-        return await run_in_threadpool(upload.finish)
+        async for part in read_parts(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
+            if part.is_last:
+                return await run_in_threadpool(upload.finish, part.data)
+            await run_in_threadpool(upload.feed, part.data)
+        raise UploadStalled
     except BaseException:  # broken, stalled, invalid, or the server stops: leave nothing behind
         await asyncio.shield(run_in_threadpool(upload.abandon))
         raise
@@ -200,8 +202,8 @@ async def _open_part(
 async def _receive(request: Request, part: UploadPart, limits: LimitsOf) -> Response:
     """Store the body and return the receipt, or the progress of the upload."""
     try:
-        async for piece in read_pieces(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
-            await run_in_threadpool(part.feed, piece)
+        async for received in read_parts(request, limits.upload_piece_bytes, IDLE_S, FLUSH_S):
+            await run_in_threadpool(part.feed, received.data, is_last=received.is_last)
     except (UploadStalled, DistransError):  # what was right so far can be resumed
         with suppress(DistransError):
             await run_in_threadpool(part.save)

@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from server.api import clients, errors, federations, openapi, operations, rounds, uploads
+from server.api.hot_models import HotModels
 from server.api.limits import Limits
 from server.api.streaming import UploadStalled
 from server.api.task_desk import TaskDesk
@@ -69,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.ctx, app.state.settings, app.state.heartbeats = ctx, settings, heartbeats
     app.state.throttle, app.state.requests = FailureThrottle(), RateLimiter(settings.requests_per_s)
     app.state.limits, app.state.desk = Limits(settings), TaskDesk(ctx)
+    app.state.hot_models = HotModels(db)
     errors.install(app)
     app.add_exception_handler(UploadStalled, uploads.stalled)
     docs_page.install(app)

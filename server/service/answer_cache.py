@@ -39,6 +39,12 @@ class AnswerCache:
             value: T = entry.known[1]
             return value
 
+    def peek(self, key: Hashable, stage: Hashable) -> Any | None:
+        """Return the value of the key at this stage, or None if it is not known yet; never waits."""
+        entry = self._entries.get(key)
+        known = entry.known if entry is not None else None
+        return known[1] if known is not None and known[0] == stage else None
+
     def forget(self, key: Hashable) -> None:
         """Compute the value of the key anew when it is next asked for."""
         with self._lock:

@@ -1,6 +1,9 @@
 """Client tokens: authenticate, renew, rotate."""
 
-from sqlalchemy import select
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, NotAllowed, NotAuthenticated
@@ -13,26 +16,79 @@ from server.store.tables import Client, Federation
 from shared.contract.messages import TokenAnswer
 
 
+class _Holder(NamedTuple):
+    """What decides whether a token is valid, and whose it is."""
+
+    id: str
+    name: str
+    federation_id: int
+    federation: str
+    token_generation: int
+    state: str
+    token_hash: str
+    next_token_hash: str | None
+    attempt_hash: str | None
+    certificate: str | None
+
+
+_HOLDER = (
+    select(
+        Client.id,
+        Client.name,
+        Client.federation_id,
+        Federation.name,
+        Client.token_generation,
+        Client.state,
+        Client.token_hash,
+        Client.next_token_hash,
+        Client.attempt_hash,
+        Client.certificate,
+    )
+    .join(Federation, Federation.id == Client.federation_id)
+    .where(Federation.deleted_at.is_(None), Client.id == bindparam("client_id"))
+)
+
+
 def authenticate(ctx: Context, text: str, certificate: str | None = None) -> Identity:
     """Return the client behind a token; raise NotAllowed if it is revoked or presents the wrong certificate."""
     parts = token_format.split_token("client", text)
-    if parts is not None:
-        with ctx.db.read() as session:
-            query = select(Client, Federation.name).join(Federation).where(Federation.deleted_at.is_(None))
-            row = session.execute(query.where(Client.id == parts[0])).first()
-        if row is None:
-            raise _invalid_token("The token is not valid: its client is unknown or its federation was deleted.")
-        client, federation_name = row
-        if _is_current(client, parts[1]):
-            _require_active(client.state)
-            _require_own_certificate(client, certificate)
-            if _is_first_use(client, parts[1], certificate):
-                client = _settle(ctx, client.id, parts[1], certificate)
-            return Identity(client.id, client.name, client.federation_id, federation_name, client.token_generation)
-    raise _invalid_token()
+    if parts is None:
+        raise _invalid_token()
+    with ctx.db.read() as session:
+        row = session.execute(_HOLDER, {"client_id": parts[0]}).first()
+    holder = _checked(row, parts[1], certificate)
+    if _is_first_use(holder, parts[1], certificate):
+        generation = _settle(ctx, holder.id, parts[1], certificate).token_generation
+        holder = holder._replace(token_generation=generation)
+    return _identity_of(holder)
 
 
-def _require_own_certificate(client: Client, certificate: str | None) -> None:
+def authenticate_at_once(ctx: Context, text: str, certificate: str | None = None) -> Identity | None:
+    """Do the same in the event loop; return None if that would have to write, or wait for the database."""
+    parts = token_format.split_token("client", text)
+    rows = ctx.db.quick.rows(_HOLDER, {"client_id": parts[0]}) if parts is not None else None
+    if parts is None or rows is None:
+        return None
+    holder = _checked(rows[0] if rows else None, parts[1], certificate)
+    return None if _is_first_use(holder, parts[1], certificate) else _identity_of(holder)
+
+
+def _checked(row: Sequence[Any] | None, secret: str, certificate: str | None) -> _Holder:
+    if row is None:
+        raise _invalid_token("The token is not valid: its client is unknown or its federation was deleted.")
+    holder = _Holder(*row)
+    if not _is_current(holder, secret):
+        raise _invalid_token()
+    _require_active(holder.state)
+    _require_own_certificate(holder, certificate)
+    return holder
+
+
+def _identity_of(holder: _Holder) -> Identity:
+    return Identity(holder.id, holder.name, holder.federation_id, holder.federation, holder.token_generation)
+
+
+def _require_own_certificate(client: Client | _Holder, certificate: str | None) -> None:
     """Raise unless the client presents the certificate it is bound to, if any."""
     if client.certificate not in (None, certificate):
         raise NotAllowed(
@@ -42,15 +98,15 @@ def _require_own_certificate(client: Client, certificate: str | None) -> None:
         )
 
 
-def _is_current(client: Client, secret: str) -> bool:
+def _is_current(client: Client | _Holder, secret: str) -> bool:
     return token_format.matches(secret, client.token_hash) or _is_next(client, secret)
 
 
-def _is_next(client: Client, secret: str) -> bool:
+def _is_next(client: Client | _Holder, secret: str) -> bool:
     return client.next_token_hash is not None and token_format.matches(secret, client.next_token_hash)
 
 
-def _is_first_use(client: Client, secret: str, certificate: str | None) -> bool:
+def _is_first_use(client: Client | _Holder, secret: str, certificate: str | None) -> bool:
     """Return whether `_settle` has something to write: once per token and certificate, not with every request."""
     is_new_certificate = client.certificate is None and certificate is not None
     return client.attempt_hash is not None or is_new_certificate or _is_next(client, secret)

@@ -1,5 +1,6 @@
 """Tensors a client downloads: global models, and its own personal tensors."""
 
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -23,6 +24,22 @@ def federation_model(ctx: Context, name: str, number: int | None) -> Blob:
         federation = load_federation(session, name)
         wanted = latest_model(session, federation).number if number is None else number
         return _model_blob(session, federation.id, wanted)
+
+
+_MODEL = (
+    select(Blob.id, Blob.size_bytes, Blob.digest)
+    .join(Model, Model.blob_id == Blob.id)
+    .join(Federation, Federation.id == Model.federation_id)
+    .where(
+        Federation.name == bindparam("name"), Federation.deleted_at.is_(None), Model.number == bindparam("model_number")
+    )
+)
+
+
+def model_at_once(ctx: Context, name: str, number: int) -> tuple[str, int, str] | None:
+    """Return id, size and digest of a global model in the event loop; None if `federation_model` must look for it."""
+    rows = ctx.db.quick.rows(_MODEL, {"name": name, "model_number": number})
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
 def _model_blob(session: Session, federation_id: int, number: int) -> Blob:

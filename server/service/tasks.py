@@ -5,6 +5,8 @@ from moment to moment. The rest is the same for all clients of a federation and 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, select
@@ -50,6 +52,11 @@ class _Standing(NamedTuple):
         return is_open and self.chosen is not None and self.uploaded is None
 
     @property
+    def situation(self) -> tuple[object, ...]:
+        """What decides about everything that a client is told."""
+        return self.has_work, self.stage, self.phase, self.state, self.reason, self.uptime
+
+    @property
     def stage(self) -> tuple[object, ...]:
         """What decides about everything that all clients are told, but for the passing of time."""
         return self.created_at, self.version, self.round_id
@@ -78,7 +85,7 @@ class _Pause(NamedTuple):
     waiting: Waiting | None
 
 
-_STANDING = (
+_STANDINGS = (
     select(
         Client.id,
         Client.state,
@@ -104,60 +111,122 @@ _STANDING = (
     )
     .outerjoin(Participant, (Participant.round_id == Round.id) & (Participant.client_id == Client.id))
     .outerjoin(Update, (Update.round_id == Round.id) & (Update.client_id == Client.id))
-    .where(Client.id.in_(bindparam("client_ids", expanding=True)), Federation.deleted_at.is_(None))
+    .where(Federation.deleted_at.is_(None))
 )
+_OF_ONE = _STANDINGS.where(Client.id == bindparam("client_id"))
+_OF_MANY = _STANDINGS.where(Client.id.in_(bindparam("client_ids", expanding=True)))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What clients are told. Those that are told the same share one of these."""
+
+    answer: TaskAnswer
+
+    @cached_property
+    def body(self) -> bytes:
+        """The answer as JSON."""
+        return self.answer.model_dump_json().encode()
+
+
+Refusal = NotAllowed | NotAuthenticated
 
 
 def task(ctx: Context, identity: Identity) -> TaskAnswer:
     """Return whether to train, wait, or keep serving, and the newest model; raise if the client's access has ended."""
-    [answer] = answers(ctx, identity.federation_id, [identity])
+    [answer] = answers(ctx, [identity])
     if isinstance(answer, CoordinatorError):
         raise answer
-    return answer
+    return answer.answer
 
 
-def answers(
-    ctx: Context, federation_id: int, identities: Sequence[Identity]
-) -> list[TaskAnswer | NotAllowed | NotAuthenticated]:
-    """Return the task of each of these clients of one federation, or why its access has ended."""
+def answers(ctx: Context, identities: Sequence[Identity]) -> list[Told | Refusal]:
+    """Return the task of each of these clients, or why its access has ended."""
     found: dict[str, _Standing] = {}
     with ctx.db.read() as session:
         for first in range(0, len(identities), _PER_STATEMENT):
             client_ids = [identity.client_id for identity in identities[first : first + _PER_STATEMENT]]
-            rows = session.execute(_STANDING, {"client_ids": client_ids})
+            rows = session.execute(_OF_MANY, {"client_ids": client_ids})
             found |= {client_id: _Standing(*rest) for client_id, *rest in rows}
-        return [_answer(ctx, session, federation_id, found.get(one.client_id), one) for one in identities]
+        told: dict[tuple[object, ...], Told] = {}  # clients in the same situation are told the same
+        return [_tell(ctx, session, one, found.get(one.client_id), told) for one in identities]
 
 
-def _answer(
-    ctx: Context, session: Session, federation_id: int, standing: _Standing | None, identity: Identity
-) -> TaskAnswer | NotAllowed | NotAuthenticated:
+def answer_at_once(ctx: Context, identity: Identity) -> Told | None:
+    """Return a client's task in the event loop, or None if that takes more than one short read.
+
+    Raise if the client's access has ended.
+    """
+    rows = ctx.db.quick.rows(_OF_ONE, {"client_id": identity.client_id})
+    if rows is None:
+        return None
+    standing = _require_access(_Standing(*rows[0][1:]) if rows else None, identity)
+    shared = ctx.answers.peek(*_shared(ctx, identity.federation_id, standing))
+    return None if shared is None else _compose(ctx, standing, shared)
+
+
+def _require_access(standing: _Standing | None, identity: Identity) -> _Standing:
+    """Return the standing; raise if the client's access has ended."""
+    if standing is None:
+        raise deleted_federation()
+    require_current(standing.client_state, standing.token_generation, identity)
+    return standing
+
+
+def _tell(
+    ctx: Context,
+    session: Session,
+    identity: Identity,
+    found: _Standing | None,
+    told: dict[tuple[object, ...], Told],
+) -> Told | Refusal:
     try:
-        if standing is None:
-            raise deleted_federation()
-        require_current(standing.client_state, standing.token_generation, identity)
+        standing = _require_access(found, identity)
     except (NotAllowed, NotAuthenticated) as refusal:
         return refusal
+    if standing.situation not in told:
+        told[standing.situation] = _compose(ctx, standing, _load(ctx, session, identity.federation_id, standing))
+    return told[standing.situation]
+
+
+def _load(ctx: Context, session: Session, federation_id: int, standing: _Standing) -> _Work | _Pause:
+    load = _load_work if standing.has_work else _load_pause
+    key, stage = _shared(ctx, federation_id, standing)
+    return ctx.answers.get(key, stage, lambda: load(ctx, session, federation_id, standing))
+
+
+def _shared(ctx: Context, federation_id: int, standing: _Standing) -> tuple[tuple[str, int], tuple[object, ...]]:
+    """Return the key and the stage under which the part of an answer that others get, too, is cached."""
+    if standing.has_work:
+        return ("work", federation_id), standing.stage
+    return pause_key(federation_id), (standing.stage, standing.phase, ctx.monotonic() // _FRESH_S)
+
+
+def _load_work(_ctx: Context, session: Session, federation_id: int, standing: _Standing) -> _Work:
+    federation, round_ = session.get_one(Federation, federation_id), session.get_one(Round, standing.round_id)
+    view = RoundTaskView(
+        id=round_.id,
+        number=round_.number,
+        facts=facts_of(round_.facts),
+        update_url=f"/v1/rounds/{round_.id}/update",
+        max_update_bytes=update_spec(federation.plan, round_.facts).max_total_bytes,
+    )
+    return _Work(view, _newest_model(session, federation), plan_of(federation.plan).rounds.deadline_s)
+
+
+def _load_pause(ctx: Context, session: Session, federation_id: int, _standing: _Standing) -> _Pause:
+    federation = session.get_one(Federation, federation_id)
+    facts = serving_context(session, federation).facts
+    return _Pause(federation.name, _newest_model(session, federation), facts, waiting_for(session, ctx, federation))
+
+
+def _compose(ctx: Context, standing: _Standing, shared: _Work | _Pause) -> Told:
     if standing.state == "cancelled":
-        return TaskAnswer(action="cancelled", ticket=_ticket("cancelled"), reason=standing.reason)
-    give = _give_work if standing.has_work else _let_wait
-    return give(ctx, session, federation_id, standing)
+        return Told(TaskAnswer(action="cancelled", ticket=_ticket("cancelled"), reason=standing.reason))
+    return Told(_work_for(standing, shared) if isinstance(shared, _Work) else _let_wait(ctx, standing, shared))
 
 
-def _give_work(ctx: Context, session: Session, federation_id: int, standing: _Standing) -> TaskAnswer:
-    def load() -> _Work:
-        federation, round_ = session.get_one(Federation, federation_id), session.get_one(Round, standing.round_id)
-        facts = facts_of(round_.facts)
-        view = RoundTaskView(
-            id=round_.id,
-            number=round_.number,
-            facts=facts,
-            update_url=f"/v1/rounds/{round_.id}/update",
-            max_update_bytes=update_spec(federation.plan, round_.facts).max_total_bytes,
-        )
-        return _Work(view, _newest_model(session, federation), plan_of(federation.plan).rounds.deadline_s)
-
-    work = ctx.answers.get(("work", federation_id), standing.stage, load)
+def _work_for(standing: _Standing, work: _Work) -> TaskAnswer:
     deadline_s = work.allowance_s
     if standing.clock_started and standing.due_uptime is not None:
         deadline_s = standing.due_uptime - standing.uptime
@@ -172,14 +241,7 @@ def _give_work(ctx: Context, session: Session, federation_id: int, standing: _St
     )
 
 
-def _let_wait(ctx: Context, session: Session, federation_id: int, standing: _Standing) -> TaskAnswer:
-    def load() -> _Pause:
-        federation = session.get_one(Federation, federation_id)
-        facts = serving_context(session, federation).facts
-        return _Pause(federation.name, _newest_model(session, federation), facts, waiting_for(session, ctx, federation))
-
-    turn = ctx.monotonic() // _FRESH_S
-    pause = ctx.answers.get(pause_key(federation_id), (standing.stage, standing.phase, turn), load)
+def _let_wait(ctx: Context, standing: _Standing, pause: _Pause) -> TaskAnswer:
     action = {"finished": "finished", "paused": "paused"}.get(standing.state, "wait")
     status = describe_waiting(pause.waiting, ctx.clock()) if pause.waiting else "the operator has not started it"
     return TaskAnswer(

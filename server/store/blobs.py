@@ -65,8 +65,11 @@ class Writer:
         """Whether what was written should be recorded now: else memory would fill up, or a crash would cost much."""
         return self._inner.is_due
 
-    def write(self, data: bytes) -> None:
-        """Write the next bytes. Raise StorageFull if only the reserve is left on the disk."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Write the next bytes. Raise StorageFull if only the reserve is left on the disk.
+
+        In rows, they are not copied before they are recorded.
+        """
         self._db.require_room()
         claim_once(self._db)
         try:
@@ -114,7 +117,7 @@ class _RowWriter:
     def is_due(self) -> bool:
         return bool(self._pieces)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._pieces.append(Piece(len(data), data))
 
     def flush(self) -> list[Piece]:

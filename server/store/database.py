@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from server.store import failures, postgresql, sqlite
 from server.store.objects.addresses import open_store
+from server.store.quick_reads import QuickReads
 from shared.contract.errors import DistransError
 
 # FOR NO KEY UPDATE: does not block inserts of rows with foreign keys to the locked row, which could deadlock.
@@ -87,6 +88,7 @@ class Database:
         self.engine = self._open(self.options.connections, self.options.more_connections)
         # Separate, so that `check` answers while all other connections are blocked.
         self._probe = self._open(1, 0)
+        self.quick = QuickReads(self)  # for the event loop only
         self._write_engine = self.engine.execution_options(distrans_begin="BEGIN IMMEDIATE")
         self._relaxed_engine = self._write_engine.execution_options(distrans_synchronous="NORMAL")
 
@@ -177,11 +179,11 @@ class Database:
 
     def checkpoint(self) -> bool:
         """Truncate SQLite's write-ahead log if it is large; return False if a long reader still needs it."""
-        if not self.is_sqlite or sqlite.wal_bytes(self.file) <= sqlite.WAL_LIMIT_BYTES:
+        if not self.is_sqlite or not self._is_log_large():
             return True
         try:
             with self._writing, closing(self.engine.raw_connection()) as connection:
-                if sqlite.wal_bytes(self.file) <= sqlite.WAL_LIMIT_BYTES:  # another thread was faster
+                if not self._is_log_large():  # another thread was faster
                     return True
                 if sqlite.truncate_wal(connection.driver_connection):  # type: ignore[arg-type]  # sqlite3's
                     return True
@@ -189,6 +191,13 @@ class Database:
             logger.warning("the write-ahead log could not be truncated: %s", error)
         self._checkpoint_at = time.monotonic() + _CHECKPOINT_PAUSE_S
         return False
+
+    def _is_log_large(self) -> bool:
+        size = sqlite.wal_bytes(self.file)
+        if size <= min(sqlite.SCARCE_WAL_BYTES, sqlite.WAL_LIMIT_BYTES):
+            return False
+        is_scarce = self._free_bytes() < self.options.reserve_bytes + sqlite.WAL_LIMIT_BYTES
+        return is_scarce or size > sqlite.WAL_LIMIT_BYTES
 
     def is_full(self) -> bool:
         """Return whether there is no room for uploads, or a write recently failed for lack of space."""
@@ -243,6 +252,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        self.quick.close()
         self._probe.dispose()
         self.engine.dispose()
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import h11
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shared.http.joined_head import JoinedHead
+from shared.http.large_bodies import LargeBodies
 from shared.http.problems import problem
 from shared.http.unread_bodies import LINGER_BYTES, UnreadBodies
 
@@ -52,42 +53,7 @@ class _Connection(h11.Connection):
         return event
 
 
-class _JoinedHead:
-    """A connection's transport that sends the head of a response together with the first piece of its body.
-
-    Otherwise they would be two packets, with a turn of the event loop in between: the transport pauses us as soon as
-    anything is unsent. A head without a body is sent at the end of the current turn.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._held = b""
-        self._has_begun = False
-
-    def write(self, data: bytes) -> None:
-        """Send data; hold back the first piece."""
-        if not self._has_begun:
-            self._held, self._has_begun = data, True
-            self._loop.call_soon(self._send_held)
-            return
-        self._held, held = b"", self._held
-        self._transport.writelines([held, data])
-
-    def _send_held(self) -> None:
-        if self._held:
-            self.write(b"")
-
-    def is_closing(self) -> bool:
-        """Return whether the connection is closing."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Send what was held back, then close the connection."""
-        self._send_held()
-        self._transport.close()
-
-
-class Protocol(H11Protocol):
+class Protocol(LargeBodies):
     """uvicorn's protocol with small buffers and a deadline for everything the peer has to do."""
 
     head_s = 30.0
@@ -97,13 +63,17 @@ class Protocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn = _Connection(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn = self.new_connection()
         self.app: Any = UnreadBodies(self.app, self.linger_s)
         self._certificate: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits_head = False
         self._send_deadline: asyncio.TimerHandle | None = None
         self._discarded: int | None = None  # bytes ignored since the connection was refused; None before that
+
+    @override
+    def new_connection(self) -> h11.Connection:
+        return _Connection(h11.SERVER, MAX_HEAD_BYTES)
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -125,20 +95,33 @@ class Protocol(H11Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self._discarded is None:
+            is_body = self.body_left > 0
             super().data_received(data)
+            if is_body:
+                self._await_peer()
             return
         self._discarded += len(data)
         if self._discarded > LINGER_BYTES:
             self._reset()
 
     @override
+    def body_received(self, count: int) -> None:
+        super().body_received(count)
+        self._await_peer()
+
+    @override
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not isinstance(self.cycle.transport, _JoinedHead):  # it has not run yet
-            self.cycle.transport = _JoinedHead(self.transport, self.loop)  # type: ignore[assignment]  # all it uses
+        if self.cycle is not None and not isinstance(self.cycle.transport, JoinedHead):  # it has not run yet
+            self.cycle.transport = JoinedHead(self.transport, self.loop)  # type: ignore[assignment]  # all it uses
         if self.scope is not None:
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]  # ours
         self._await_peer()
+
+    @override
+    def flush_head(self) -> None:
+        if self.cycle is not None and isinstance(self.cycle.transport, JoinedHead):
+            self.cycle.transport.flush()
 
     @override
     def on_response_complete(self) -> None:
@@ -172,7 +155,7 @@ class Protocol(H11Protocol):
                 self._awaits_head = True
             return
         self._awaits_head = False
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.body_left or self.conn.their_state is h11.SEND_BODY:
             self._set_deadline(self.body_s, self._body_is_late)
         else:
             self._set_deadline(None)

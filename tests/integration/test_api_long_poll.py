@@ -304,13 +304,19 @@ def test_stopping_answers_open_polls_without_the_database(db_url: str, monkeypat
     """A thousand reads of a busy database would outlast the grace period, and the rest would be cut off."""
     looks: list[object] = []
 
-    def counted(ctx: Context, federation_id: int, identities: Sequence[Identity]) -> Sequence[object]:
-        found = answers(ctx, federation_id, identities)
+    def counted(ctx: Context, identities: Sequence[Identity]) -> Sequence[object]:
+        found = answers(ctx, identities)
         looks.extend(found)
         return found
 
-    answers = tasks.answers
+    def counted_alone(ctx: Context, identity: Identity) -> tasks.Told | None:
+        if (found := answer_at_once(ctx, identity)) is not None:
+            looks.append(found)
+        return found
+
+    answers, answer_at_once = tasks.answers, tasks.answer_at_once
     monkeypatch.setattr(tasks, "answers", counted)
+    monkeypatch.setattr(tasks, "answer_at_once", counted_alone)
     with ExitStack() as stack:
         with SocketApi(db_url, polls_per_client=0) as api:
             api.create(plan := small_plan("stopping", method={"name": "fedavg"}))

@@ -15,7 +15,7 @@ from server.service.deadlines import enforce_deadlines
 from server.service.heartbeats import Heartbeats
 from server.store.commit_detector import CommitDetector
 from server.store.database import Database
-from shared.contract.messages import StatusReport, TaskAnswer
+from shared.contract.messages import StatusReport
 
 FEDERATIONS = 1000
 CLIENTS = 1000
@@ -97,13 +97,12 @@ def test_the_watcher_reads_no_versions_until_something_is_committed(
     assert len(asyncio.run(watch())) <= 1  # PostgreSQL's own background work commits now and then
 
 
-def polls(desk: Desk) -> tuple[list[Identity], int]:
-    """Return the active clients, as authenticated, and the id of their federation."""
+def polls(desk: Desk) -> list[Identity]:
+    """Return the active clients, as authenticated."""
     with desk.db.read() as session:
         federation = queries.load_federation(session, desk.name)
         clients = queries.active_clients(session, federation)
-        found = [Identity(one.id, one.name, federation.id, desk.name, one.token_generation) for one in clients]
-        return found, federation.id
+        return [Identity(one.id, one.name, federation.id, desk.name, one.token_generation) for one in clients]
 
 
 @pytest.mark.parametrize("state", ["created", "waiting for sites", "round open", "round done"])
@@ -131,21 +130,22 @@ def test_polls_of_a_thousand_clients_are_answered_together(clean_db: Database) -
     desk = Desk(clean_db)
     north = desk.join("north")
     copy_client(clean_db, CLIENTS - 1)
-    clients, federation_id = polls(desk)
-    tasks.answers(desk.ctx, federation_id, clients)
+    clients = polls(desk)
+    tasks.answers(desk.ctx, clients)
     with statements(clean_db) as seen:
-        answers = tasks.answers(desk.ctx, federation_id, clients)
+        answers = tasks.answers(desk.ctx, clients)
     assert len(seen) == 2
-    actions = [answer.action for answer in answers if isinstance(answer, TaskAnswer)]
+    actions = [told.answer.action for told in answers if isinstance(told, tasks.Told)]
     assert (len(actions), actions.count("train")) == (CLIENTS, 1)
-    assert answers[[client.client_id for client in clients].index(north.client_id)] == tasks.task(desk.ctx, north)
+    mine = answers[[client.client_id for client in clients].index(north.client_id)]
+    assert mine == tasks.Told(tasks.task(desk.ctx, north))
 
 
 def test_heartbeats_are_written_together(clean_db: Database) -> None:
     desk = Desk(clean_db)
     desk.join("north")
     copy_client(clean_db, CLIENTS - 1)
-    beats, (clients, _) = Heartbeats(), polls(desk)
+    beats, clients = Heartbeats(), polls(desk)
     for number, client in enumerate(clients):
         beats.note(client.client_id, desk.clock(), can_report=number % 2 == 0)
         if number % 4 == 0:

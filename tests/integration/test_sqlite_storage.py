@@ -154,7 +154,7 @@ class TestLog:
 
     def test_shrinks_once_a_long_reader_has_gone(self, db: Database) -> None:
         with db.snapshot():
-            blobs.store(db, os.urandom(24 * MIB))
+            blobs.store(db, os.urandom(sqlite.WAL_LIMIT_BYTES + 8 * MIB))
             assert not db.checkpoint(), "the snapshot still needs it"
             assert sqlite.wal_bytes(db.file) > 24 * MIB
         assert db.checkpoint()

@@ -97,8 +97,8 @@ class UploadPart:
         # A body that this request sends whole is validated on the way, any other one once it is complete.
         self._validation = Validation(self._spec) if self._position == 0 else None
 
-    def feed(self, data: bytes) -> None:
-        """Store the next bytes; from time to time, `save` them."""
+    def feed(self, data: bytes | memoryview, *, is_last: bool = False) -> None:
+        """Store the next bytes; from time to time, `save` them. The last ones are left to `finish`, if possible."""
         end = self._position + len(data)
         if self._transfer_id is None:  # already accepted; even so, a repeat may not be too large
             if end > self._spec.max_total_bytes:
@@ -112,7 +112,8 @@ class UploadPart:
         self._writer.write(data)
         self._position = end
         self._validate(data)
-        if self._writer.is_due:
+        is_complete = is_last and self.ends_upload and self._length in (0, self._position)
+        if self._writer.is_due and not is_complete:
             self.save()
 
     def save(self) -> None:
@@ -129,7 +130,7 @@ class UploadPart:
             self._writer.discard()
             raise
 
-    def _validate(self, data: bytes) -> None:
+    def _validate(self, data: bytes | memoryview) -> None:
         if self._validation is None or self._fault is not None:
             return
         try:

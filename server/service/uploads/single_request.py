@@ -27,8 +27,14 @@ class SingleRequestUpload:
                 self._transfer_id = transfer.id
                 self._writer = blobs.Writer(ctx.db, transfer.blob_id)
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Validate and store the next bytes."""
+        self._take(data)
+        if self._transfer_id is not None and self._writer.is_due:
+            with self._writer.flushed() as pieces, self._ctx.db.write(durable=False) as session:
+                transfers.append(session, transfers.lock(session, self._transfer_id), pieces)
+
+    def _take(self, data: bytes | memoryview) -> None:
         self._received += len(data)
         if self._received > self._spec.max_total_bytes:
             raise transfers.UpdateTooLarge(self._spec)
@@ -37,12 +43,10 @@ class SingleRequestUpload:
             return
         self._validation.feed(data)
         self._writer.write(data)
-        if self._writer.is_due:
-            with self._writer.flushed() as pieces, self._ctx.db.write(durable=False) as session:
-                transfers.append(session, transfers.lock(session, self._transfer_id), pieces)
 
-    def finish(self) -> UpdateReceipt:
-        """Accept the complete body, or raise."""
+    def finish(self, rest: bytes | memoryview = b"") -> UpdateReceipt:
+        """Accept the complete body, of which `rest` are the last bytes, or raise."""
+        self._take(rest)
         digest = self._repeated.hexdigest() if self._transfer_id is None else self._validation.digest
         if self._declared is not None and self._declared != digest:
             raise InvalidInput(

@@ -218,7 +218,9 @@ def accept(
             "The metadata contains no valid training report.",
             next_step="Put the report as JSON under 'report' in the safetensors metadata.",
         ) from error
-    with ctx.db.write() as session:
+    receipt = None
+    # Of many uploads that end together, each would make the others wait for the disk; instead, all wait at once.
+    with ctx.db.write(durable=not ctx.db.is_sqlite) as session:
         # The federation's lock serializes the last two uploads: the second one sees the first.
         federation = session.get_one(Federation, identity.federation_id, with_for_update=LOCK)
         round_ = lock_participant(session, identity, round_id)
@@ -245,12 +247,16 @@ def accept(
             session.flush()
             wake_aggregator(federation)  # fold this update now, not when the round closes
             advance(session, ctx, federation)
-            return _receipt(session, update)
+            receipt = _receipt(session, update)
+    if receipt is not None:
+        _make_durable(ctx)
+        return receipt
     return repeated_receipt(ctx, identity, round_id, valid.digest)  # another request of the same client was first
 
 
 def repeated_receipt(ctx: Context, identity: Identity, round_id: int, digest: str | None) -> UpdateReceipt:
     """Return the receipt of the accepted update for a repeat of the same bytes; raise Conflict for other bytes."""
+    _make_durable(ctx)  # the request that brought the update may still be waiting for that
     with ctx.db.read() as session:
         update = session.get_one(Update, (round_id, identity.client_id))
         if update.digest != digest:
@@ -261,6 +267,12 @@ def repeated_receipt(ctx: Context, identity: Identity, round_id: int, digest: st
                 next_step="It cannot be replaced; continue with the next task.",
             )
         return _receipt(session, update)
+
+
+def _make_durable(ctx: Context) -> None:
+    """Make an acceptance durable that may not be yet: nobody gets a receipt before."""
+    if ctx.db.is_sqlite:
+        ctx.db.sync()
 
 
 def _receipt(session: Session, update: Update) -> UpdateReceipt:

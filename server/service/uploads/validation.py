@@ -25,7 +25,7 @@ class Validation:
         self._checker, self._hash = Checker(spec), hashlib.sha256()
         self.size_bytes = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes; raise InvalidInput at the first invalid one."""
         self._hash.update(data)
         self.size_bytes += len(data)

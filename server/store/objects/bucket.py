@@ -47,10 +47,10 @@ class Bucket:
         """Return whether a key has the form that `put` returns."""
         return "/" in key
 
-    def put(self, blob_id: str, data: bytes) -> str:
+    def put(self, blob_id: str, data: bytes | memoryview) -> str:
         """Store some bytes of a blob in a new object, which never changes; return its key."""
         key = f"{blob_id}/{uuid.uuid4().hex}"
-        self._call(lambda store, api: api.put(store, key, data))
+        self._call(lambda store, api: api.put(store, key, bytes(data)))
         return key
 
     def get(self, key: str, begin: int, end: int) -> bytes:
@@ -115,7 +115,7 @@ class BucketWriter:
         """Whether there is anything to record."""
         return bool(self._pieces)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Store a new object."""
         key = self._bucket.put(self._blob_id, data)
         self.keys.append(key)

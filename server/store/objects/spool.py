@@ -93,7 +93,7 @@ class Spool:
             raise ObjectStoreError(f"{key!r} is not the name of a file in {self.address}.")
         return self.folder / key
 
-    def append(self, key: str, begin: int, data: bytes) -> None:
+    def append(self, key: str, begin: int, data: bytes | memoryview) -> None:
         """Write the bytes of a file from `begin` on; create the file if that is 0."""
         create = os.O_CREAT | os.O_EXCL if begin == 0 else 0
         with self._readable_errors():
@@ -190,7 +190,7 @@ class SpoolWriter:
         waiting = self._size - self._flushed
         return waiting >= _FLUSH_BYTES or (waiting > 0 and time.monotonic() >= self._flush_at)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append to the file."""
         self._is_begun = True
         self._spool.append(self._key, self._size, data)

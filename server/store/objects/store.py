@@ -37,7 +37,7 @@ class Piece:
     """Bytes of a blob to record in a chunk: in memory, in a new object, or at the end of the last chunk's object."""
 
     size_bytes: int
-    data: bytes = b""
+    data: bytes | memoryview = b""
     object_key: str | None = None
     extends: bool = False
 
@@ -49,7 +49,7 @@ class ObjectWriter(Protocol):
     def is_due(self) -> bool:
         """Whether what was written should be recorded now."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write the next bytes; at most one chunk."""
 
     def flush(self) -> list[Piece]:

@@ -15,6 +15,7 @@ from client_agent.state.kept_models import Bundle
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
+from shared.learning.methods.tensor_half import TensorHalf
 from shared.learning.runtime import Runtime
 from shared.tensors.names import Tensors
 from shared.tensors.wire import digest, encode
@@ -38,7 +39,7 @@ def bench_plan(backbone: str) -> FederationPlan:
 
 def bench_model(plan: FederationPlan, served: Served) -> ServingModel:
     """Return the model with its offset, or a blend of all base models; every client has as many images per class."""
-    half, counts = server_half(plan), (10,) * len(plan.classes)
+    half, counts = TensorHalf(server_half(plan)), (10,) * len(plan.classes)
     me, other = ClientRecord("bench", counts), ClientRecord("other", counts)
     state, facts = half.initial_state(), half.facts([me, other])
     personal = half.personal(state, me, RoundContext([me, other], facts))

@@ -55,7 +55,7 @@ def update_body(plan: FederationPlan) -> bytes:
     """Return an update with random weights, as a client uploads it."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: torch.randn(entry.shape, generator=generator).to(entry.dtype)
+        name: torch.randn(entry.shape, generator=generator).numpy().astype(entry.dtype)
         for name, entry in server_half(plan).update_spec({}).entries.items()
     }
     report = TrainingReport(samples=100, batches=4, loss=1.0, accuracy=0.5, seconds=1.0)

@@ -27,6 +27,7 @@ from shared.learning.methods.training_loop import LocalTraining
 from shared.learning.model import build_double
 from shared.learning.offsets import initial_offset
 from shared.learning.runtime import Runtime, select_device
+from shared.tensors.arrays import as_tensor
 
 DEFAULT_BACKBONES = ("lenet", "resnet18")
 _CLASSES = 10
@@ -110,7 +111,7 @@ def _threads(plan: FederationPlan, runtime: Runtime, wanted: int | None) -> int:
 def _our_pass(plan: FederationPlan, rule: str, data: SiteData, runtime: Runtime) -> Callable[[], object]:
     options = DistransOptions.model_validate({"update_rule": rule})
     net = runtime.prepare(build_double(plan, options.alpha)).train()
-    offset = initial_offset(plan, options, "bench").to(runtime.device).requires_grad_()
+    offset = as_tensor(initial_offset(plan, options, "bench")).to(runtime.device).requires_grad_()
     stepper = OffsetStepper(net, offset, plan, options, runtime)
     context = TrainingContext(data.train, runtime, on_batch=lambda _: None)
     numbers = itertools.count()

@@ -23,7 +23,7 @@ from lab.simulation.alone import AloneSimulation
 from lab.simulation.controls import score
 from lab.simulation.final import Counts, FinalPart, fine_tuned, foreign_classes, served
 from lab.simulation.simulation import Checkpoint, CheckpointBroken, Simulation
-from server.service.initial_weights import load_pretrained
+from server.compute.initial_weights import load_pretrained
 from shared.contract.errors import DistransError
 from shared.contract.frozen import Frozen
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan

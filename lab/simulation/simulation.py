@@ -20,10 +20,10 @@ from shared.learning.methods.base import (
     LocalData,
     RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     Update,
 )
+from shared.learning.methods.tensor_half import TensorHalf, TensorState
 from shared.learning.runtime import Runtime
 from shared.system.files import write_durably
 from shared.tensors.names import SHARED, Tensors, add_prefix, strip_prefix
@@ -87,9 +87,9 @@ class Simulation:
         self.plan = plan
         self.clients = sorted(clients, key=lambda client: client.record.id)
         self.runtime = runtime or Runtime()
-        self.server, self.client = server_half(plan), client_half(plan)
+        self.server, self.client = TensorHalf(server_half(plan)), client_half(plan)
         self.roster = [client.record for client in self.clients]
-        self.state: ServerState = self.server.initial_state(pretrained)
+        self.state = self.server.initial_state(pretrained)
         self.round = 0
 
     def task(self, client: SimulatedClient) -> RoundTask:
@@ -106,7 +106,7 @@ class Simulation:
 
     def run_round(self) -> RoundOutcome:
         """Train at every participant and aggregate as the coordinator does."""
-        context, fold = self._context(), RoundFold(self.server)
+        context, fold = self._context(), RoundFold(self.server.half)
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
         for client in self.participants():
@@ -114,7 +114,7 @@ class Simulation:
             fold.add(client.record, update.shared)
             uploads.append((client.record, update.personal))
             reports[client.record.id] = update.report
-        self.state = fold.finish(self.state, uploads, context)
+        self.state = self.server.finish(self.state, fold.mean(), uploads, context)
         self.round += 1
         return RoundOutcome(self.round, context.facts, reports)
 
@@ -192,7 +192,7 @@ class Checkpoint:
         files, shared = content.clients, strip_prefix(server, SHARED)
         if shared.keys() != simulation.state.shared.keys() or not files.keys() <= {r.id for r in simulation.roster}:
             raise CheckpointBroken(f"The checkpoint in {self.folder} belongs to another simulation.")
-        simulation.state = ServerState(shared, strip_prefix(server, _PRIVATE))
+        simulation.state = TensorState(shared, strip_prefix(server, _PRIVATE))
         simulation.round = content.round
         for client in simulation.clients:
             if client.record.id in files:

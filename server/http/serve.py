@@ -142,7 +142,7 @@ class WorkerApp:
         loop = asyncio.get_running_loop()
         if isinstance(loop, Loop):
             loop.settings = self.settings
-        methods.load_all()
+        methods.load_server_halves()
         app = create_app(self.settings)
         # What is there now stays. Otherwise the garbage collector would keep looking through all modules, which takes
         # it a large part of a second in which nobody is served.

@@ -32,8 +32,8 @@ def update_tensors(plan: FederationPlan, facts: Facts, seed: int) -> dict[str, t
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(entry.shape, generator=generator)
-        if entry.dtype.is_floating_point
-        else torch.full(entry.shape, seed % 7, dtype=entry.dtype)
+        if entry.dtype.kind == "f"
+        else torch.full(entry.shape, seed % 7, dtype=getattr(torch, entry.dtype.name))
         for name, entry in server_half(plan).update_spec(facts).entries.items()
     }
 

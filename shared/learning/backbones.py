@@ -15,7 +15,6 @@ from shared.contract.errors import BackboneError
 from shared.contract.plan import BUILT_IN_BACKBONES, ImagePlan
 from shared.learning.initialization import kaiming_layers
 from shared.learning.memory_format import arrange, arrange_inputs
-from shared.learning.pooling import MaxPool
 from shared.system.plugins import load_function
 
 
@@ -92,7 +91,7 @@ def lenet(image: ImagePlan, activation: str, initialization: str) -> Backbone:
     layers = [
         stem,
         *after(),
-        MaxPool(2),
+        nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5),
         *after(),
         nn.Flatten(),
@@ -109,8 +108,8 @@ def cnn(image: ImagePlan) -> Backbone:
     """Build pFedHN's network: two 5×5 convolutions, each followed by pooling, and two hidden layers; 84 features."""
     height, width = (((side - 4) // 2 - 4) // 2 for side in (image.height, image.width))
     stem = Stem(image.channels, 16, 5)
-    layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), MaxPool(2)]
-    layers += [nn.Conv2d(16, 32, 5), nn.ReLU(inplace=True), MaxPool(2), nn.Flatten()]
+    layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(16, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()]
     layers += [nn.Linear(32 * height * width, 120), nn.ReLU(inplace=True), nn.Linear(120, 84), nn.ReLU(inplace=True)]
     return Backbone(nn.Sequential(*layers), features=84, stem=stem)
 
@@ -131,9 +130,6 @@ class _AlexNet(nn.Module):
         net = models.alexnet(weights=None)
         self.features = net.features
         self.features[0] = Stem.in_place_of(net.features[0], channels)
-        for number, layer in enumerate(self.features):
-            if isinstance(layer, nn.MaxPool2d):
-                self.features[number] = MaxPool.in_place_of(layer)
         self.avgpool = net.avgpool
         self.classifier = net.classifier[:6]
 
@@ -151,7 +147,6 @@ def _resnet(name: str, image: ImagePlan) -> Backbone:
     features = net.fc.in_features
     net.fc = nn.Identity()
     net.conv1 = Stem.in_place_of(net.conv1, image.channels)
-    net.maxpool = MaxPool.in_place_of(net.maxpool)
     net.conv1.arranges = True
     for layer in (net.layer1, net.layer2, net.layer3, net.layer4):
         arrange_inputs(layer)

@@ -34,6 +34,14 @@ class TestBuiltIn:
         gradients = [parameter.grad for parameter in backbone.net.parameters()]
         assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients)
 
+    @pytest.mark.parametrize("name", BUILT_IN_BACKBONES)
+    def test_a_damaged_weight_shows_in_the_features(self, name: str) -> None:
+        """Some fast kernels drop NaN: a diverged model would then pass for one that predicts."""
+        net = build_backbone(name, image()).net.eval()
+        with torch.no_grad():
+            next(net.parameters()).view(-1)[0] = float("nan")
+            assert bool(net(torch.randn(2, 3, 64, 64)).isnan().any())
+
     @pytest.mark.parametrize("name", ["lenet", "alexnet"])
     @pytest.mark.parametrize("narrow", ["height", "width", "both"])
     def test_images_below_the_minimum_are_refused(self, name: str, narrow: str) -> None:

@@ -70,7 +70,7 @@ def measure(backbone: str) -> Iterator[MethodBytes]:
         for title, facts in _FORMS.get(method, {method: {}}).items():
             # The largest form is that of a client with all classes.
             personal = max(half.personal_specs(facts), key=lambda spec: spec.data_bytes)
-            update = _message_bytes(half.update_spec(facts), {"report": _REPORT.model_dump_json()})
+            update = _message_bytes(half.upload_spec(facts), {"report": _REPORT.model_dump_json()})
             yield MethodBytes(backbone, title, weights, model, _message_bytes(personal), update)
 
 

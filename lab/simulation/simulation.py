@@ -24,6 +24,7 @@ from shared.learning.methods.base import (
     TrainingContext,
     Update,
 )
+from shared.learning.residuals import train_round
 from shared.learning.runtime import Runtime
 from shared.system.files import write_durably
 from shared.tensors.names import SHARED, Tensors, add_prefix, strip_prefix
@@ -106,7 +107,7 @@ class Simulation:
 
     def run_round(self) -> RoundOutcome:
         """Train at every participant and aggregate as the coordinator does."""
-        context, fold = self._context(), RoundFold(self.server)
+        context, fold = self._context(), RoundFold(self.server, self.state.shared)
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
         for client in self.participants():
@@ -123,7 +124,7 @@ class Simulation:
 
     def _train(self, client: SimulatedClient) -> Update:
         context = TrainingContext(client.train, self.runtime)
-        update, client.private = self.client.train(self.task(client), client.private, context)
+        update, client.private = train_round(self.client, self.task(client), client.private, context)
         return update
 
 

@@ -16,18 +16,20 @@ _PIECE = 1 << 14  # elements
 class RoundFold:
     """Running mean of a round. The order of updates does not matter.
 
-    However many clients there are, it takes two to four times the memory of an ordinary float32 model (see `ExactSum`).
+    However many clients there are, it takes two to four times the memory of an ordinary float32 model (see `ExactSum`),
+    and that of the round's model if updates are compressed.
     """
 
-    def __init__(self, half: ServerHalf) -> None:
-        self._half = half
+    def __init__(self, half: ServerHalf, base: Tensors) -> None:
+        """`base` is the model that the round started from; without compression, it may be empty."""
+        self._half, self._base = half, base
         self._mean = RunningMean()
         self.folded: set[str] = set()
 
-    def add(self, client: ClientRecord, shared: Tensors) -> None:
-        """Fold in the shared tensors of a client's update, weighted by its record. A repeat changes nothing."""
+    def add(self, client: ClientRecord, uploaded: Tensors) -> None:
+        """Fold in the shared tensors of a client's upload, weighted by its record. A repeat changes nothing."""
         if client.id not in self.folded:
-            self._half.fold(self._mean, shared, client)
+            self._half.fold(self._mean, self._half.received(uploaded, self._base), client)
             self.folded.add(client.id)
 
     def finish(self, state: ServerState, personal: PersonalUploads, round_: RoundContext) -> ServerState:

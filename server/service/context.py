@@ -85,8 +85,8 @@ def server_half_of(plan_json: str) -> ServerHalf:
 
 @lru_cache(maxsize=64)
 def update_spec(plan_json: str, facts_json: str) -> Spec:
-    """Return the spec of an update for a round with these facts."""
-    return server_half_of(plan_json).update_spec(facts_of(facts_json))
+    """Return the spec of an update as it is uploaded in a round with these facts."""
+    return server_half_of(plan_json).upload_spec(facts_of(facts_json))
 
 
 def facts_of(facts_json: str) -> Facts:

@@ -26,6 +26,8 @@ from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_WEIGHT
 from shared.contract.measurements import TrainingReport
 from shared.contract.plan import FederationPlan
+from shared.tensors.arrays import as_arrays, as_tensors
+from shared.tensors.compression import compressed_spec, restore
 from shared.tensors.names import PERSONAL, SHARED, Tensors, add_prefix
 from shared.tensors.spec import Spec
 from shared.tensors.wire import encode
@@ -119,7 +121,15 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def update_spec(self, facts: Facts) -> Spec:
-        """Return the spec of an update, with wire names."""
+        """Return the spec of an update before it is compressed, with wire names."""
+
+    def upload_spec(self, facts: Facts) -> Spec:
+        """Return the spec of an update as it is uploaded."""
+        return compressed_spec(self.update_spec(facts), self.plan.training.update_compression)
+
+    def received(self, uploaded: Tensors, base: Tensors) -> Tensors:
+        """Return the shared tensors of an upload, restored from the model that its round started from."""
+        return as_tensors(restore(as_arrays(uploaded), as_arrays(base), self.plan.training.update_compression))
 
     def model_spec(self) -> Spec:
         """Return the spec of the published model; agents check downloads against it."""
@@ -140,13 +150,17 @@ class ServerHalf(ABC):
 
 @dataclass(frozen=True)
 class RoundTask:
-    """A client's part in a round: the model, its personal tensors and the round's facts."""
+    """A client's part in a round: the model, its personal tensors and the round's facts.
+
+    `model_round` is the round that made the model, by default the one before; after a rollback it is an older one.
+    """
 
     client_id: str
     round: int
     shared: Tensors
     personal: Tensors
     facts: Facts = field(default_factory=dict)
+    model_round: int | None = None
 
 
 class LocalData(Protocol):

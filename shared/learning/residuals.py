@@ -7,7 +7,7 @@ the round failed, it is dropped.
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from shared.learning.methods.base import ClientHalf, RoundTask, TrainingContext, Update
 from shared.tensors.arrays import as_arrays, as_tensors
@@ -25,7 +25,7 @@ def train_round(half: ClientHalf, task: RoundTask, kept: Tensors, context: Train
         return update, private
     trained, base, left_out = as_arrays(update.shared), as_arrays(task.shared), as_arrays(_residual(kept, task))
     sent, residual = compress(trained, base, left_out, compression)
-    private = private | add_prefix(as_tensors(residual), _RESIDUAL) | {_ROUND: torch.tensor(task.round)}
+    private = private | add_prefix(as_tensors(residual), _RESIDUAL) | as_tensors({_ROUND: np.array(task.round)})
     return replace(update, shared=as_tensors(sent)), private
 
 

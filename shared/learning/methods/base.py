@@ -26,8 +26,6 @@ from shared.contract.frozen import Frozen
 from shared.contract.limits import MAX_WEIGHT
 from shared.contract.measurements import TrainingReport
 from shared.contract.plan import FederationPlan
-from shared.tensors.arrays import as_arrays, as_tensors
-from shared.tensors.compression import compressed_spec, restore
 from shared.tensors.names import PERSONAL, SHARED, Tensors, add_prefix
 from shared.tensors.spec import Spec
 from shared.tensors.wire import encode
@@ -125,10 +123,15 @@ class ServerHalf(ABC):
 
     def upload_spec(self, facts: Facts) -> Spec:
         """Return the spec of an update as it is uploaded."""
+        from shared.tensors.compression import compressed_spec
+
         return compressed_spec(self.update_spec(facts), self.plan.training.update_compression)
 
     def received(self, uploaded: Tensors, base: Tensors) -> Tensors:
         """Return the shared tensors of an upload, restored from the model that its round started from."""
+        from shared.tensors.arrays import as_arrays, as_tensors
+        from shared.tensors.compression import restore
+
         return as_tensors(restore(as_arrays(uploaded), as_arrays(base), self.plan.training.update_compression))
 
     def model_spec(self) -> Spec:

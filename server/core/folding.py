@@ -20,9 +20,9 @@ class RoundFold:
     and that of the round's model if updates are compressed.
     """
 
-    def __init__(self, half: ServerHalf, base: Tensors) -> None:
-        """`base` is the model that the round started from; without compression, it may be empty."""
-        self._half, self._base = half, base
+    def __init__(self, half: ServerHalf, base: Tensors | None = None) -> None:
+        """`base` is the model that the round started from; only compressed updates need it."""
+        self._half, self._base = half, base or {}
         self._mean = RunningMean()
         self.folded: set[str] = set()
 

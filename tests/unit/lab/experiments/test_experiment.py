@@ -239,6 +239,7 @@ EXPECTED = [
     "beyond-negatives",
     "beyond-nets",
     "beyond-shift",
+    "compression",
     "fig-alpha",
     "fig-distribution",
     "fig-epochs",

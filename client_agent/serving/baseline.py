@@ -13,6 +13,7 @@ from shared.contract.plan import FederationPlan
 from shared.learning.methods import client_half, server_half
 from shared.learning.methods.base import BatchProgress, Predictor, RoundTask, TrainingContext, TrainingInterrupted
 from shared.learning.methods.modules import detached_state, load_weights
+from shared.learning.methods.tensor_half import TensorHalf
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, count_steps, plain_step
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
@@ -31,7 +32,7 @@ class LocalBaseline:
 
         It has if the plan starts from pretrained weights.
         """
-        weights = server_half(self._plan).initial_state().shared
+        weights = TensorHalf(server_half(self._plan)).initial_state().shared
         if self._plan.model.weights == "random" or first_model is None:
             return weights
         fitting = {

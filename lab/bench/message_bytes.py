@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-import torch
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +21,7 @@ from shared.contract.method_options import METHOD_NAMES
 from shared.contract.plan import BUILT_IN_BACKBONES, FederationPlan, UpdateCompression, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import Facts
-from shared.learning.methods.pfedhn import MAX_HYPERNETWORK_BYTES, PFedHNServer
+from shared.learning.methods.pfedhn_server import MAX_HYPERNETWORK_BYTES, PFedHNServer
 from shared.system.command_line import fold_cells
 from shared.tensors.spec import Spec
 from shared.tensors.wire import encode
@@ -87,7 +87,7 @@ def _plan(backbone: str, method: str, option: str) -> FederationPlan:
 
 def _message_bytes(spec: Spec, metadata: Mapping[str, str] | None = None) -> int:
     """Return the size of a message with these tensors; their values do not matter."""
-    tensors = {name: torch.zeros(entry.shape, dtype=entry.dtype) for name, entry in spec.entries.items()}
+    tensors = {name: np.zeros(entry.shape, entry.dtype) for name, entry in spec.entries.items()}
     return len(encode(tensors, metadata))
 
 

@@ -35,6 +35,7 @@ from client_agent.web.serve import web_server as web_service
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
+from shared.learning.methods.tensor_half import TensorHalf
 from shared.learning.runtime import Runtime
 from shared.tensors.wire import digest, encode
 
@@ -191,7 +192,7 @@ def _plan(backbone: str) -> FederationPlan:
 
 
 def _model(plan: FederationPlan) -> ServingModel:
-    half, me = server_half(plan), ClientRecord("bench", (1,) * len(plan.classes))
+    half, me = TensorHalf(server_half(plan)), ClientRecord("bench", (1,) * len(plan.classes))
     state, facts = half.initial_state(), half.facts([me])
     personal = half.personal(state, me, RoundContext([me], facts))
     return build(plan, "bench", Bundle(1, digest(encode(state.shared)), state.shared, personal, {}, facts), Runtime())

@@ -48,15 +48,15 @@ def _plan(backbone: str, height: int, width: int, clients: int, rounds: int) -> 
 
 def model_bytes(plan: FederationPlan) -> int:
     """Return the bytes of the tensors that a client uploads."""
-    return server_half(plan).upload_spec({}).data_bytes
+    return server_half(plan).update_spec({}).data_bytes
 
 
 def update_body(plan: FederationPlan) -> bytes:
     """Return an update with random weights, as a client uploads it."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: torch.randn(entry.shape, generator=generator).to(entry.dtype)
-        for name, entry in server_half(plan).upload_spec({}).entries.items()
+        name: torch.randn(entry.shape, generator=generator).numpy().astype(entry.dtype)
+        for name, entry in server_half(plan).update_spec({}).entries.items()
     }
     report = TrainingReport(samples=100, batches=4, loss=1.0, accuracy=0.5, seconds=1.0)
     return encode(tensors, {"report": report.model_dump_json()})
@@ -64,4 +64,4 @@ def update_body(plan: FederationPlan) -> bytes:
 
 def array_sizes(plan: FederationPlan) -> list[int]:
     """Return the size of each tensor of an update, in float32 values."""
-    return [-(-entry.size_bytes // 4) for entry in server_half(plan).upload_spec({}).entries.values()]
+    return [-(-entry.size_bytes // 4) for entry in server_half(plan).update_spec({}).entries.values()]

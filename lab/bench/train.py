@@ -18,6 +18,7 @@ from shared.learning.methods.distrans import OffsetStepper
 from shared.learning.model import DoubleChannelModel, build_double
 from shared.learning.offsets import initial_offset
 from shared.learning.runtime import Runtime, select_device
+from shared.tensors.arrays import as_tensor
 
 STEP_KINDS = ("plain", "joint", "alternating")
 
@@ -96,7 +97,7 @@ def _wait(device: torch.device) -> None:
 def _setup(plan: FederationPlan, runtime: Runtime) -> tuple[DoubleChannelModel, Tensor]:
     options = DistransOptions()
     net = runtime.prepare(build_double(plan, options.alpha)).train()
-    return net, initial_offset(plan, options, "bench").to(runtime.device).requires_grad_()
+    return net, as_tensor(initial_offset(plan, options, "bench")).to(runtime.device).requires_grad_()
 
 
 def _our_step(plan: FederationPlan, rule: str, runtime: Runtime) -> Callable[[Tensor, Tensor], object]:

@@ -23,7 +23,7 @@ from lab.simulation.alone import AloneSimulation
 from lab.simulation.controls import score
 from lab.simulation.final import Counts, FinalPart, fine_tuned, foreign_classes, served
 from lab.simulation.simulation import Checkpoint, CheckpointBroken, Simulation
-from server.service.initial_weights import load_pretrained
+from server.compute.initial_weights import load_pretrained
 from shared.contract.errors import DistransError
 from shared.contract.frozen import Frozen
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
@@ -58,6 +58,8 @@ class Cell(Frozen):
     def id(self) -> str:
         """Digest of all settings that training depends on; `final` is not among them."""
         settings = self.model_dump(mode="json", exclude={"final"} if self.alone else {"final", "alone"})
+        if settings["plan"].get("training", {}).get("update_compression") == "none":
+            del settings["plan"]["training"]["update_compression"]  # results from before this setting stay valid
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -20,13 +20,14 @@ from shared.learning.methods.base import (
     LocalData,
     RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     Update,
 )
+from shared.learning.methods.tensor_half import TensorHalf, TensorState
 from shared.learning.residuals import train_round
 from shared.learning.runtime import Runtime
 from shared.system.files import write_durably
+from shared.tensors.arrays import as_arrays
 from shared.tensors.names import SHARED, Tensors, add_prefix, strip_prefix
 
 _PRIVATE = "private."
@@ -88,9 +89,9 @@ class Simulation:
         self.plan = plan
         self.clients = sorted(clients, key=lambda client: client.record.id)
         self.runtime = runtime or Runtime()
-        self.server, self.client = server_half(plan), client_half(plan)
+        self.server, self.client = TensorHalf(server_half(plan)), client_half(plan)
         self.roster = [client.record for client in self.clients]
-        self.state: ServerState = self.server.initial_state(pretrained)
+        self.state = self.server.initial_state(pretrained)
         self.round = 0
 
     def task(self, client: SimulatedClient) -> RoundTask:
@@ -107,7 +108,7 @@ class Simulation:
 
     def run_round(self) -> RoundOutcome:
         """Train at every participant and aggregate as the coordinator does."""
-        context, fold = self._context(), RoundFold(self.server, self.state.shared)
+        context, fold = self._context(), RoundFold(self.server.half, as_arrays(self.state.shared))
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
         for client in self.participants():
@@ -115,7 +116,7 @@ class Simulation:
             fold.add(client.record, update.shared)
             uploads.append((client.record, update.personal))
             reports[client.record.id] = update.report
-        self.state = fold.finish(self.state, uploads, context)
+        self.state = self.server.finish(self.state, fold.mean(), uploads, context)
         self.round += 1
         return RoundOutcome(self.round, context.facts, reports)
 
@@ -193,7 +194,7 @@ class Checkpoint:
         files, shared = content.clients, strip_prefix(server, SHARED)
         if shared.keys() != simulation.state.shared.keys() or not files.keys() <= {r.id for r in simulation.roster}:
             raise CheckpointBroken(f"The checkpoint in {self.folder} belongs to another simulation.")
-        simulation.state = ServerState(shared, strip_prefix(server, _PRIVATE))
+        simulation.state = TensorState(shared, strip_prefix(server, _PRIVATE))
         simulation.round = content.round
         for client in simulation.clients:
             if client.record.id in files:

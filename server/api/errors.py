@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
+from server.compute.process import TorchFailed, TorchMissing
 from server.core import errors
 from server.service.uploads.resumable import InconsistentLength, OffsetMismatch
 from server.service.uploads.transfers import UpdateTooLarge
@@ -33,6 +34,8 @@ STATUSES: dict[type[DistransError], HTTPStatus] = {
     InconsistentLength: HTTPStatus.BAD_REQUEST,
     errors.InvalidInput: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+    TorchFailed: HTTPStatus.SERVICE_UNAVAILABLE,
+    TorchMissing: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 # Our codes and the problem types in the IETF draft on resumable uploads.

@@ -2,49 +2,55 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+import numpy as np
 
-from shared.learning.methods.base import ClientRecord, PersonalUploads, RoundContext, ServerHalf, ServerState
+from shared.learning.methods.base import ClientRecord, ServerHalf
+from shared.tensors.arrays import Array, Arrays, is_float
 from shared.tensors.mean import RunningMean
-from shared.tensors.names import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OUTLIER_FACTOR = 1000.0
-_PIECE = 1 << 14  # elements
+_PIECE = 1 << 16  # elements; checked while they are in a core's cache
 
 
 class RoundFold:
     """Running mean of a round. The order of updates does not matter.
 
     However many clients there are, it takes two to four times the memory of an ordinary float32 model (see `ExactSum`),
-    and that of the round's model if updates are compressed.
+    and as much as one model for `arrays`, in which each update is loaded, and in the end the mean. Compressed updates
+    take less, but the round's model is kept too.
     """
 
-    def __init__(self, half: ServerHalf, base: Tensors | None = None) -> None:
+    def __init__(self, half: ServerHalf, base: Mapping[str, Array] | None = None) -> None:
         """`base` is the model that the round started from; only compressed updates need it."""
         self._half, self._base = half, base or {}
         self._mean = RunningMean()
         self.folded: set[str] = set()
+        self.arrays: Arrays = {}
 
-    def add(self, client: ClientRecord, uploaded: Tensors) -> None:
+    def add(self, client: ClientRecord, uploaded: "Mapping[str, Array] | Mapping[str, Tensor]") -> None:
         """Fold in the shared tensors of a client's upload, weighted by its record. A repeat changes nothing."""
         if client.id not in self.folded:
             self._half.fold(self._mean, self._half.received(uploaded, self._base), client)
             self.folded.add(client.id)
 
-    def finish(self, state: ServerState, personal: PersonalUploads, round_: RoundContext) -> ServerState:
-        """Return the state after the round; `personal` yields uploaded personal tensors in client-id order."""
-        return self._half.finish(state, self._mean.result(), personal, round_)
+    def mean(self) -> Arrays:
+        """Return the mean of the updates so far, in `arrays` if there are any and they have its form."""
+        return self._mean.result({} if self._base else self.arrays)
 
 
-def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+def first_nonfinite(tensors: Mapping[str, Array]) -> str | None:
     """Return the name of a tensor with an infinity or NaN, or None if all are finite."""
-    return next((name for name, value in tensors.items() if value.is_floating_point() and not _is_finite(value)), None)
+    return next((name for name, value in tensors.items() if is_float(value) and not _is_finite(value)), None)
 
 
-def _is_finite(values: Tensor) -> bool:
-    # In pieces too small for torch's threads, which on a busy machine wait for each other for most of their time.
-    return all(bool(piece.isfinite().all()) for piece in values.reshape(-1).split(_PIECE))
+def _is_finite(values: Array) -> bool:
+    flat = values.reshape(-1)
+    return all(bool(np.isfinite(flat[begin : begin + _PIECE]).all()) for begin in range(0, flat.size, _PIECE))
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,11 @@ class Peak:
     value: float
 
 
-def peak_of(client: str, update: Mapping[str, Tensor]) -> Peak:
+def peak_of(client: str, update: Mapping[str, Array]) -> Peak:
     """Return the largest absolute value of an update."""
     found = Peak(client, "", 0.0)
     for name, tensor in update.items():
-        value = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+        value = float(np.abs(tensor).max()) if is_float(tensor) and tensor.size else 0.0
         found = Peak(client, name, value) if value > found.value else found
     return found
 

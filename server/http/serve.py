@@ -136,7 +136,7 @@ class WorkerApp:
         loop = asyncio.get_running_loop()
         if isinstance(loop, Loop):
             loop.settings = self.settings
-        methods.load_all()
+        methods.load_server_halves()
         return create_app(self.settings)
 
 

@@ -20,8 +20,9 @@ from server.core.lifecycle import UNDER_WAY, Fail
 from server.service.best_model import update_best_model
 from server.service.context import Context, notify_agents, plan_of, round_context, server_half_of, wake_cleaner
 from server.service.isolation import FailureIsolation, is_storage_failure
+from server.service.method_calls import finish_round, personal_tensors
 from server.service.retention import drop_old_states, require_blob_id
-from server.service.stored_tensors import load_part, load_tensors
+from server.service.stored_tensors import load_personal, load_shared, load_tensors
 from server.service.transitions import advance, fail_round
 from server.service.uptime import uptime
 from server.store import blobs
@@ -29,8 +30,9 @@ from server.store.database import LOCK
 from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round, Update
 from shared.learning.methods.base import ClientRecord, RoundContext, ServerHalf, ServerState
-from shared.tensors.names import PERSONAL, SHARED, Tensors, add_prefix, strip_prefix
-from shared.tensors.wire import encode
+from shared.tensors.arrays import Arrays, as_arrays
+from shared.tensors.names import PERSONAL, SHARED, add_prefix, strip_prefix
+from shared.tensors.wire import Encoded
 
 logger = logging.getLogger(__name__)
 LEASE_S = 10.0
@@ -94,10 +96,10 @@ class Aggregator:
         half, base = server_half_of(federation.plan), self._base_of_fold(federation, round_)
         return blame([peak_of(name, self._update(half, base, blob_id)) for name, blob_id in self._stored(round_id)])
 
-    def _update(self, half: ServerHalf, base: Tensors, blob_id: str) -> Tensors:
+    def _update(self, half: ServerHalf, base: Arrays, blob_id: str) -> Arrays:
         """Return the tensors of a stored update as they were before it was compressed."""
         tensors = load_tensors(self._ctx.db, blob_id)
-        shared = half.received(strip_prefix(tensors, SHARED), base)
+        shared = as_arrays(half.received(strip_prefix(tensors, SHARED), base))
         return add_prefix(shared, SHARED) | add_prefix(strip_prefix(tensors, PERSONAL), PERSONAL)
 
     def _stored(self, round_id: int) -> list[tuple[str, str]]:
@@ -167,7 +169,7 @@ class Aggregator:
             over.set()
             thread.join()
 
-    def _base_of_fold(self, federation: Federation, round_: Round) -> Tensors:
+    def _base_of_fold(self, federation: Federation, round_: Round) -> Arrays:
         """Return the model that compressed updates of a round are differences to; nothing if they are not."""
         if plan_of(federation.plan).training.update_compression == "none":
             return {}
@@ -176,37 +178,46 @@ class Aggregator:
         return load_tensors(self._ctx.db, base_id)
 
     def _fold(self, fold: RoundFold, client: ClientRecord, blob_id: str) -> None:
-        fold.add(client, strip_prefix(load_part(self._ctx.db, blob_id, SHARED), SHARED))
+        fold.arrays = load_shared(self._ctx.db, blob_id, fold.arrays)
+        fold.add(client, fold.arrays)
 
     def _finish(self, round_: Round, federation: Federation, fold: RoundFold, context: RoundContext) -> None:
         ctx = self._ctx
         with ctx.db.read() as session:
             base = session.get_one(Model, (federation.id, round_.base_model))
             base_id = require_blob_id(session, base)
-        private = load_tensors(ctx.db, base.private_blob_id) if base.private_blob_id else {}
-        previous = ServerState(load_tensors(ctx.db, base_id), private)
-        state = fold.finish(previous, self._personal_uploads(round_.id, context), context)
-        _require_finite(federation, state, context)
+        uploads = _StoredUploads(self, round_.id, context)
+        state = finish_round(ctx.db, federation.plan, base, base_id, fold.mean(), uploads, context)
+        _require_finite(state)
         model_id = private_id = None
         try:
             model_id = self._store_model(state, {"plan": federation.plan, "model": str(round_.number)})
-            private_id = blobs.store(ctx.db, encode(state.private)) if state.private else None
+            if state.private:
+                private_id = blobs.store(ctx.db, Encoded(state.private))
+                self._require_finite_personal(federation, private_id, context)
             self._publish(round_.id, model_id, private_id)
         except Exception:  # the next attempt will write new blobs
             blobs.try_remove(ctx.db, model_id, private_id)
             raise
 
-    def _personal_uploads(self, round_id: int, context: RoundContext) -> Iterator[tuple[ClientRecord, Tensors]]:
+    def _require_finite_personal(self, federation: Federation, private_id: str, context: RoundContext) -> None:
+        """Raise NotFinite rather than publish a state that breaks one of the clients."""
+        for client in context.roster:
+            name = first_nonfinite(personal_tensors(self._ctx.db, federation.plan, private_id, client, context))
+            if name is not None:
+                raise NotFinite(f"{name!r} for {client.id!r}")
+
+    def personal_uploads(self, round_id: int, context: RoundContext) -> Iterator[tuple[ClientRecord, Arrays]]:
         """Yield the personal tensors of the round's updates, sorted by client name.
 
         They are read again rather than kept from the fold: together they could be as large as all the models.
         """
         clients = {client.id: client for client in context.roster}
         for name, blob_id in self._stored(round_id):
-            yield clients[name], strip_prefix(load_part(self._ctx.db, blob_id, PERSONAL), PERSONAL)
+            yield clients[name], load_personal(self._ctx.db, blob_id)
 
     def _store_model(self, state: ServerState, metadata: dict[str, str]) -> str:
-        return blobs.store(self._ctx.db, encode(state.shared, metadata))
+        return blobs.store(self._ctx.db, Encoded(state.shared, metadata))
 
     def _publish(self, round_id: int, model_id: str, private_id: str | None) -> None:
         ctx = self._ctx
@@ -255,6 +266,18 @@ class Aggregator:
 
 
 @dataclass(frozen=True)
+class _StoredUploads:
+    """A round's personal tensors, which are read again each time somebody iterates over them."""
+
+    aggregator: Aggregator
+    round_id: int
+    context: RoundContext
+
+    def __iter__(self) -> Iterator[tuple[ClientRecord, Arrays]]:
+        return self.aggregator.personal_uploads(self.round_id, self.context)
+
+
+@dataclass(frozen=True)
 class FoldableRound:
     """A round under way that has received updates."""
 
@@ -275,16 +298,9 @@ def rounds_to_fold(session: Session) -> list[FoldableRound]:
     return [FoldableRound(*row) for row in session.execute(query.order_by(Round.id))]
 
 
-def _require_finite(federation: Federation, state: ServerState, context: RoundContext) -> None:
-    """Raise NotFinite rather than publish something permanently broken, for all clients or for one of them."""
+def _require_finite(state: ServerState) -> None:
+    """Raise NotFinite rather than publish something permanently broken."""
     for what, tensors in (("the global model", state.shared), ("the server's state", state.private)):
         name = first_nonfinite(tensors)
         if name is not None:
             raise NotFinite(f"{name!r} of {what}")
-    if not state.private:  # then personal tensors depend on the plan alone
-        return
-    half = server_half_of(federation.plan)
-    for client in context.roster:
-        name = first_nonfinite(half.personal(state, client, context))
-        if name is not None:
-            raise NotFinite(f"{name!r} for {client.id!r}")

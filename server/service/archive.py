@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 
+from server.compute.initial_weights import MAX_FILE_BYTES
+from server.compute.torch_calls import torch_calls
 from server.core.errors import Conflict, Gone, InvalidInput
 from server.core.lifecycle import ENDED, FederationState
 from server.service.audit import record_action
-from server.service.context import Actor, Context, client_record, plan_of, server_half_of
+from server.service.context import Actor, Context, client_record, plan_of
 from server.service.federations import name_taken, show
-from server.service.initial_weights import MAX_FILE_BYTES
 from server.service.measurements import reports
 from server.service.measurements.metrics_csv import metrics_csv
+from server.service.method_calls import personal_tensors
 from server.service.queries import latest_model, load_federation, serving_context
 from server.service.retention import require_blob_id
 from server.store import blobs
@@ -30,10 +30,9 @@ from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round
 from shared.contract.errors import WireError
 from shared.contract.plan import read_stored_plan, validate_plan
-from shared.learning.methods.base import ServerHalf, ServerState
-from shared.tensors.names import Tensors
-from shared.tensors.spec import Spec
-from shared.tensors.wire import decode, encode
+from shared.tensors.arrays import Arrays
+from shared.tensors.checker import claimed_spec
+from shared.tensors.wire import Encoded, decode, encode
 
 FORMAT = 1
 _SEEDED = {"initial_offset"}  # derived from the plan and the client's name; its trained value never leaves the site
@@ -131,20 +130,16 @@ def _files(ctx: Context, name: str) -> Iterator[tuple[str, bytes]]:
             stale_rounds=federation.stale_rounds,
             server_state=model.private_blob_id is not None,
         )
-    private: Tensors = {}
     if model.private_blob_id:
-        private_bytes = blobs.read_all(ctx.db, model.private_blob_id)
-        private = safetensors.torch.load(private_bytes)
-        yield "server-state.safetensors", private_bytes
+        yield "server-state.safetensors", blobs.read_all(ctx.db, model.private_blob_id)
     rounds = [round_.model_dump() for round_ in reports.rounds(ctx, name, None, 0, 1_000_000)]
     yield "federation.json", summary.model_dump_json(indent=2).encode()
     yield "plan.json", plan_of(federation.plan).model_dump_json(indent=2).encode()
     yield "history.csv", "".join(metrics_csv(ctx, name, None)).encode()
     yield "history.json", json.dumps(rounds, indent=2).encode()
     yield "model.safetensors", blobs.read_all(ctx.db, model_id)
-    half = server_half_of(federation.plan)
     for client_name, client in sorted(clients.items()):
-        tensors = half.personal(ServerState({}, private), client, context)
+        tensors = personal_tensors(ctx.db, federation.plan, model.private_blob_id, client, context)
         if tensors.keys() - _SEEDED:
             yield f"offsets/{client_name}.safetensors", encode(tensors)
 
@@ -162,9 +157,9 @@ def restore(ctx: Context, actor: Actor, source: Path, new_name: str | None = Non
     if new_name:
         plan = validate_plan(plan.model_dump() | {"name": new_name})
     plan_json, now, number = plan.model_dump_json(), ctx.clock(), summary.model
-    shared, private = _tensors(files, summary, server_half_of(plan_json), source)
-    model_id = blobs.store(ctx.db, encode(shared, {"plan": plan_json, "model": str(number)}))
-    private_id = blobs.store(ctx.db, encode(private)) if private else None
+    shared, private = _tensors(files, summary, plan_json, source)
+    model_id = blobs.store(ctx.db, Encoded(shared, {"plan": plan_json, "model": str(number)}))
+    private_id = blobs.store(ctx.db, Encoded(private)) if private else None
     ended = summary.state in ENDED
     try:
         with ctx.db.write() as session:
@@ -225,18 +220,18 @@ def _parsed(parse: Callable[[bytes], Parsed], files: dict[str, bytes], name: str
         ) from error
 
 
-def _tensors(files: dict[str, bytes], summary: Summary, half: ServerHalf, source: Path) -> tuple[Tensors, Tensors]:
+def _tensors(files: dict[str, bytes], summary: Summary, plan_json: str, source: Path) -> tuple[Arrays, Arrays]:
     """Return the model and the private state; raise unless they fit the plan's method."""
     place, data = "model", files.get("model.safetensors", b"")
     try:
-        shared, _ = decode(data, Spec.of(half.initial_state().shared).of_model())
+        shared, _ = decode(data, torch_calls().model_spec(plan_json).of_model())
         place, data = "server state", files.get("server-state.safetensors", b"")
-        private: Tensors = {}
+        private: Arrays = {}
         if data:
-            private, _ = decode(data, half.private_spec(Spec.of(safetensors.torch.load(data))))
+            private, _ = decode(data, torch_calls().private_spec(plan_json, claimed_spec(data)))
         if summary.server_state and not private:
             raise WireError("server-state.safetensors is missing or empty.")
-    except (WireError, SafetensorError) as error:
+    except WireError as error:
         raise InvalidInput("not-an-export", f"The {place} in {source} does not match its plan: {error}") from error
     return shared, private
 

@@ -16,7 +16,6 @@ from server.store.tables import Client, Federation, Round
 from shared.contract.plan import FederationPlan, read_stored_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, Facts, RoundContext, ServerHalf
-from shared.tensors.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,6 @@ def plan_of(plan_json: str) -> FederationPlan:
 def server_half_of(plan_json: str) -> ServerHalf:
     """Return the server half of a stored plan's method. Halves hold nothing but caches."""
     return server_half(plan_of(plan_json))
-
-
-@lru_cache(maxsize=64)
-def update_spec(plan_json: str, facts_json: str) -> Spec:
-    """Return the spec of an update as it is uploaded in a round with these facts."""
-    return server_half_of(plan_json).upload_spec(facts_of(facts_json))
 
 
 def facts_of(facts_json: str) -> Facts:

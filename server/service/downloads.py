@@ -5,13 +5,13 @@ from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, NotFound
 from server.core.folding import first_nonfinite
-from server.service.context import Context, Identity, client_record, round_context, server_half_of
+from server.service.context import Context, Identity, client_record, round_context
+from server.service.method_calls import personal_tensors
 from server.service.queries import latest_model, load_federation, round_of, serving_context
 from server.service.retention import require_blob_id
-from server.service.tensor_cache import load_private_state
 from server.store import blobs
 from server.store.tables import Blob, Client, Federation, Model, Personal
-from shared.learning.methods.base import RoundContext, ServerState
+from shared.learning.methods.base import RoundContext
 from shared.tensors.wire import encode
 
 SERVING = 0  # round id of personal tensors that belong to no round
@@ -59,9 +59,8 @@ def _personal(
             return session.get_one(Blob, stored.blob_id)
         private_id = _require_newest(session, federation, use[0]).private_blob_id
         client = client_record(session.get_one(Client, identity.client_id))
-    private = load_private_state(ctx.db, private_id) if private_id else {}
     client = next((member for member in context.roster if member.id == client.id), client)  # not newer counts
-    tensors = server_half_of(federation.plan).personal(ServerState(shared={}, private=private), client, context)
+    tensors = personal_tensors(ctx.db, federation.plan, private_id, client, context)
     if first_nonfinite(tensors) is not None:  # from an older release, or the roster has changed since
         raise Conflict(
             "not-finite",

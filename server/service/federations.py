@@ -9,11 +9,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from server.compute.torch_calls import torch_calls
 from server.core.errors import Conflict
 from server.core.lifecycle import UNDER_WAY, describe_waiting
 from server.service.audit import record_action
 from server.service.context import Actor, Context, client_record, facts_of, notify_agents, plan_of, server_half_of
-from server.service.initial_weights import load_pretrained
 from server.service.measurements.convergence import suggest_rounds
 from server.service.measurements.verdicts import verdicts
 from server.service.monitoring import stored_bytes
@@ -32,7 +32,7 @@ from shared.contract.messages import FederationView, RoundSummary
 from shared.contract.plan import FederationPlan
 from shared.contract.plan_warnings import plan_warnings
 from shared.learning.methods.base import known_counts
-from shared.tensors.wire import encode
+from shared.tensors.wire import Encoded
 
 logger = logging.getLogger(__name__)
 _PAST = {"start": "started", "pause": "paused", "resume": "resumed", "cancel": "cancelled"}
@@ -50,10 +50,10 @@ def create(ctx: Context, actor: Actor, plan: FederationPlan, weights: Path | Non
     with ctx.db.read() as session:
         _refuse_taken_name(session, plan.name)
     plan_json = plan.model_dump_json()
-    state = server_half_of(plan_json).initial_state(load_pretrained(plan, weights))
+    state = torch_calls().initial_state(plan_json, weights)
     now = ctx.clock()
-    model_id = blobs.store(ctx.db, encode(state.shared, {"plan": plan_json, "model": "0"}))
-    private_id = blobs.store(ctx.db, encode(state.private)) if state.private else None
+    model_id = blobs.store(ctx.db, Encoded(state.shared, {"plan": plan_json, "model": "0"}))
+    private_id = blobs.store(ctx.db, Encoded(state.private)) if state.private else None
     try:
         with ctx.db.write() as session:
             federation = Federation(
@@ -140,7 +140,7 @@ def _change(
 
 
 def _load_method(ctx: Context, name: str) -> None:
-    """Load the method if a round is about to open: importing torch inside a transaction takes too long."""
+    """Load the method if a round is about to open: imports take too long for a transaction."""
     with ctx.db.read() as session:
         federation = load_federation(session, name)
         if len(active_clients(session, federation)) >= plan_of(federation.plan).rounds.min_clients:

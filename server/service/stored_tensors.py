@@ -1,17 +1,20 @@
-"""Loads tensors from stored blobs: all of them, or part of an update. Copies each byte once, into its tensor."""
+"""Reads tensors from stored blobs: all of them, or part of an update. Copies each byte once, into its array."""
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-import torch
-from torch import Tensor
+from sqlalchemy.orm import Session
+from typing_extensions import override
 
 from server.store import blobs
 from server.store.database import Database
-from shared.tensors.names import Tensors
-from shared.tensors.spec import dtype_of
+from shared.tensors.arrays import Array, Arrays, empty, memory_of
+from shared.tensors.names import PERSONAL, SHARED, add_prefix, strip_prefix
+from shared.tensors.spec import Spec
+from shared.tensors.wire import Layout
+
+_HEAD_BYTES = 64 * 1024  # enough for the header of most models
 
 
 @dataclass
@@ -20,49 +23,62 @@ class _Run:
 
     begin: int
     end: int
-    tensors: list[Tensor]
+    arrays: list[Array]
 
 
-def load_tensors(db: Database, blob_id: str) -> Tensors:
+def load_tensors(db: Database, blob_id: str) -> Arrays:
     """Load all tensors of a blob."""
     return load_part(db, blob_id, "")
 
 
-def load_part(db: Database, blob_id: str, prefix: str) -> Tensors:
+def load_shared(db: Database, blob_id: str, into: Arrays | None = None) -> Arrays:
+    """Load the tensors of an update that are averaged, as the mean takes them; see `load_part` for `into`."""
+    return strip_prefix(load_part(db, blob_id, SHARED, add_prefix(into or {}, SHARED)), SHARED)
+
+
+def load_personal(db: Database, blob_id: str) -> Arrays:
+    """Load the tensors of an update that only concern its client."""
+    return strip_prefix(load_part(db, blob_id, PERSONAL), PERSONAL)
+
+
+def load_part(db: Database, blob_id: str, prefix: str, into: Arrays | None = None) -> Arrays:
     """Load the tensors whose names start with the prefix, reading only the chunks that hold them.
 
-    The header can be trusted: the blob was checked on arrival. The tensors have torch's own alignment, so methods can
-    compute with them as they are.
+    The header can be trusted: the blob was checked on arrival. The arrays have torch's own alignment, so methods can
+    compute with them as they are. Arrays of the same names, shapes and dtypes in `into` are filled and returned: the
+    system takes about as long to provide new memory as to read the bytes.
     """
     first = b"".join(blobs.read(db, blob_id, 0, blobs.CHUNK_BYTES))
 
     def span(begin: int, end: int) -> Iterable[bytes]:
         return [first[begin:end]] if end <= len(first) else blobs.read(db, blob_id, begin, end)
 
-    start = 8 + int.from_bytes(first[:8], "little")
-    header: dict[str, Any] = json.loads(b"".join(span(8, start)))
-    header.pop("__metadata__", None)
-    wanted = {name: entry for name, entry in header.items() if name.startswith(prefix)}
-    part: Tensors = {}
+    end = Layout.header_bytes(first)
+    layout = Layout.read(first if end <= len(first) else b"".join(span(0, end)))
+    part: Arrays = {}
     runs: list[_Run] = []
-    for name, entry in sorted(wanted.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = (start + offset for offset in entry["data_offsets"])
-        part[name] = torch.empty(entry["shape"], dtype=dtype_of(entry["dtype"]))
+    for name, entry in layout.spec.entries.items():
+        if not name.startswith(prefix):
+            continue
+        begin = layout.starts[name]
+        old = (into or {}).get(name)
+        is_usable = old is not None and (old.shape, old.dtype) == (entry.shape, entry.dtype)
+        part[name] = old if old is not None and is_usable else empty(entry.shape, entry.dtype)
         if not runs or runs[-1].end != begin:
             runs.append(_Run(begin, begin, []))
-        runs[-1].end = end
-        runs[-1].tensors.append(part[name])
+        runs[-1].end = begin + entry.size_bytes
+        runs[-1].arrays.append(part[name])
     for run in runs:
-        _fill(run.tensors, span(run.begin, run.end))
+        _fill(run.arrays, span(run.begin, run.end))
     return part
 
 
-def _fill(tensors: list[Tensor], pieces: Iterable[bytes]) -> None:
-    """Copy bytes into the tensors, one after the other."""
+def _fill(arrays: list[Array], pieces: Iterable[bytes]) -> None:
+    """Copy bytes into the arrays, one after the other."""
     left = iter(pieces)
     rest = memoryview(b"")
-    for tensor in tensors:
-        target = tensor.reshape(-1).view(torch.uint8).numpy().data
+    for array in arrays:
+        target = memory_of(array)
         while target:
             rest = rest or memoryview(next(left, b""))
             if not rest:
@@ -70,3 +86,38 @@ def _fill(tensors: list[Tensor], pieces: Iterable[bytes]) -> None:
             count = min(len(target), len(rest))
             target[:count] = rest[:count]
             target, rest = target[count:], rest[count:]
+
+
+def stored_spec(session: Session, blob_id: str) -> Spec:
+    """Return the spec of a stored blob, which its header tells."""
+    head = blobs.read_head(session, blob_id, _HEAD_BYTES)
+    end = Layout.header_bytes(head)
+    return Layout.read(head if end <= len(head) else blobs.read_head(session, blob_id, end)).spec
+
+
+class StoredTensors(Mapping[str, Array]):
+    """The tensors of a blob, each read when it is asked for: a round needs few or none of the model before it."""
+
+    def __init__(self, db: Database, blob_id: str) -> None:
+        self._db, self._blob_id = db, blob_id
+
+    @override
+    def __getitem__(self, name: str) -> Array:
+        entry = self._layout.spec.entries[name]
+        begin, array = self._layout.starts[name], empty(entry.shape, entry.dtype)
+        _fill([array], blobs.read(self._db, self._blob_id, begin, begin + entry.size_bytes))
+        return array
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.spec.entries)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._layout.spec.entries)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        head = b"".join(blobs.read(self._db, self._blob_id, 0, _HEAD_BYTES))
+        end = Layout.header_bytes(head)
+        return Layout.read(head if end <= len(head) else b"".join(blobs.read(self._db, self._blob_id, 0, end)))

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from server.core.errors import CoordinatorError, NotAllowed, NotAuthenticated
 from server.core.lifecycle import UNDER_WAY, Waiting, describe_waiting
 from server.service.client_tokens import deleted_federation, require_current
-from server.service.context import Context, Identity, facts_of, plan_of, update_spec
+from server.service.context import Context, Identity, facts_of, plan_of
+from server.service.method_calls import update_spec
 from server.service.queries import latest_model, serving_context
 from server.service.retention import require_blob_id
 from server.service.transitions import waiting_for
@@ -153,7 +154,7 @@ def _give_work(ctx: Context, session: Session, federation_id: int, standing: _St
             number=round_.number,
             facts=facts,
             update_url=f"/v1/rounds/{round_.id}/update",
-            max_update_bytes=update_spec(federation.plan, round_.facts).max_total_bytes,
+            max_update_bytes=update_spec(session, federation, round_).max_total_bytes,
         )
         return _Work(view, _newest_model(session, federation), plan_of(federation.plan).rounds.deadline_s)
 

@@ -18,11 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from server.core.errors import Gone
-from server.store.database import BULK_PAUSE_S, Database, after_commit
+from server.store.database import BULK_PAUSE_S, Database, after_commit, database_of
 from server.store.objects.store import ObjectStoreError, ObjectStoreFull, ObjectWriter, Piece
 from server.store.ownership import claim, claim_once
 from server.store.tables import BLOB_REFERENCES, Blob, BlobChunk
 from shared.contract.errors import DistransError
+from shared.tensors.wire import Encoded
 
 CHUNK_BYTES = 2 * 1024 * 1024
 _CHUNKS_PER_REMOVAL = 4  # per transaction, to let other writers in and keep SQLite's log small
@@ -200,31 +201,50 @@ def _delete_objects(db: Database, keys: list[str]) -> None:
         db.objects.delete(keys)
 
 
-def store(db: Database, data: bytes) -> str:
+def store(db: Database, content: Encoded | bytes) -> str:
     """Write and seal a blob, one short transaction per chunk; return its id. Nothing refers to it yet.
 
     Leave nothing behind on failure. Raise StorageFull before the first byte if there is no room.
     """
     blob_id = uuid.uuid4().hex
-    db.require_room(len(data))
-    writer, size = Writer(db, blob_id), 0
+    total = len(content) if isinstance(content, bytes) else content.size_bytes
+    db.require_room(total)
+    writer, size, written, hasher = Writer(db, blob_id), 0, 0, hashlib.sha256()
     try:
         with db.write(durable=False) as session:  # the transaction that refers to it makes it durable
             begin_blob(session, blob_id)
-        for begin in range(0, max(len(data), 1), CHUNK_BYTES):
-            writer.write(data[begin : begin + CHUNK_BYTES])
-            is_last = begin + CHUNK_BYTES >= len(data)
-            if not writer.is_due and not is_last:
+        for chunk in _chunks_of(content):
+            hasher.update(chunk)
+            writer.write(chunk)
+            written += len(chunk)
+            if not writer.is_due and written < total:
                 continue
             with writer.flushed() as pieces, db.write(durable=False) as session:
                 size = append(session, blob_id, size, pieces)
-                if is_last:
-                    seal(session, blob_id, hashlib.sha256(data).hexdigest())
+                if written == total:
+                    seal(session, blob_id, hasher.hexdigest())
     except Exception:
         try_remove(db, blob_id)
         writer.discard()
         raise
     return blob_id
+
+
+def _chunks_of(content: Encoded | bytes) -> Iterator[bytes]:
+    """Yield the content in full chunks; only the last one may be shorter, and only that of no content is empty."""
+    if isinstance(content, bytes):
+        for begin in range(0, max(len(content), 1), CHUNK_BYTES):
+            yield content[begin : begin + CHUNK_BYTES]
+        return
+    chunk = bytearray()
+    for piece in content.pieces(CHUNK_BYTES):
+        room = CHUNK_BYTES - len(chunk)
+        chunk += piece[:room]
+        if len(chunk) == CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk = bytearray(piece[room:])
+    if chunk:
+        yield bytes(chunk)
 
 
 def try_remove(db: Database, *blob_ids: str | None) -> None:
@@ -284,6 +304,23 @@ def _from_object(db: Database, key: str, begin: int, end: int) -> bytes:
 
 def _dropped() -> Gone:
     return Gone("tensors-dropped", "These tensors have been deleted.")
+
+
+def read_head(session: Session, blob_id: str, size_bytes: int) -> bytes:
+    """Return the first bytes of a blob in the caller's transaction, or all of a shorter one. Raise Gone without any."""
+    db, head = database_of(session), b""
+    chunks = select(BlobChunk.start, BlobChunk.size_bytes, BlobChunk.object_key).where(
+        BlobChunk.blob_id == blob_id, BlobChunk.start < size_bytes
+    )
+    for start, size, key in session.execute(chunks.order_by(BlobChunk.start)).all():
+        if key is not None:
+            head += _from_object(db, key, 0, min(size, size_bytes - start))
+        else:
+            data = session.execute(_READ_CHUNK, {"given_id": blob_id, "given_start": start}).scalar_one()
+            head += data[: size_bytes - start]
+    if not head:
+        raise _dropped()
+    return head
 
 
 def read_all(db: Database, blob_id: str) -> bytes:

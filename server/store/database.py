@@ -26,7 +26,7 @@ from shared.contract.errors import DistransError
 
 # FOR NO KEY UPDATE: does not block inserts of rows with foreign keys to the locked row, which could deadlock.
 LOCK: dict[str, bool] = {"key_share": True}
-_LAST, _AFTER_COMMIT = "last", "after_commit"  # keys of Session.info
+_LAST, _AFTER_COMMIT, _DATABASE = "last", "after_commit", "database"  # keys of Session.info
 BULK_PAUSE_S = 0.002  # between two transactions of a bulk job, so that waiting writers get their turn
 _FULL_FOR_S = 30.0  # how long the disk counts as full after a write failed for lack of space
 _CHECKPOINT_PAUSE_S = 1.0  # before the next attempt to truncate a log that is being read
@@ -61,6 +61,12 @@ def add_last(session: Session, row: DeclarativeBase) -> None:
 def after_commit(session: Session, step: Callable[["Database"], None]) -> None:
     """Call `step` after the commit; skip it on rollback."""
     session.info.setdefault(_AFTER_COMMIT, []).append(step)
+
+
+def database_of(session: Session) -> "Database":
+    """Return the database whose session this is."""
+    db: Database = session.info[_DATABASE]
+    return db
 
 
 class Database:
@@ -115,7 +121,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Open a session for reading. On PostgreSQL each statement sees the latest commits; see `snapshot`."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        with Session(self.engine, expire_on_commit=False, info={_DATABASE: self}) as session:
             yield session
 
     @contextmanager
@@ -127,7 +133,7 @@ class Database:
         """
         turn: AbstractContextManager[Any] = self._writing if self.is_sqlite else nullcontext()
         engine = self._write_engine if durable else self._relaxed_engine
-        with turn, Session(engine, expire_on_commit=False) as session, session.begin():
+        with turn, Session(engine, expire_on_commit=False, info={_DATABASE: self}) as session, session.begin():
             if not durable and not self.is_sqlite:
                 session.execute(text("SET LOCAL synchronous_commit = off"))
             yield session
@@ -156,7 +162,7 @@ class Database:
     def snapshot(self) -> Iterator["Database"]:
         """Yield a read-only view of the database at one moment, for one thread."""
         engine = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
-        with Session(engine, expire_on_commit=False) as session:
+        with Session(engine, expire_on_commit=False, info={_DATABASE: self}) as session:
             for statement in [] if self.is_sqlite else postgresql.snapshot_setup(self.options.timeouts):
                 session.execute(text(statement))
             session.execute(text("SELECT count(*) FROM coordinator"))  # the first query fixes the moment

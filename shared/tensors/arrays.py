@@ -84,7 +84,7 @@ def as_tensor(array: "Tensor | Array") -> "Tensor":
         return array
     is_brain = array.dtype.name == _BFLOAT16
     plain = array.view(np.int16) if is_brain else array
-    usable = plain.flags.c_contiguous and plain.flags.writeable and plain.ctypes.data % _ALIGNMENT == 0
+    usable = plain.size and plain.flags.c_contiguous and plain.flags.writeable and plain.ctypes.data % _ALIGNMENT == 0
     if usable:
         tensor = torch.from_numpy(plain)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.contract.errors import WireError
 from shared.contract.limits import MAX_ABSOLUTE, MAX_INTEGER, MAX_WEIGHT
-from shared.tensors.spec import Entry, Spec
+from shared.tensors.spec import WIRE_DTYPES, Entry, Spec
 
 
 class Checker:
@@ -104,9 +104,29 @@ class Checker:
             self._position += len(taken)
             view = view[len(taken) :]
             data = self._carry + bytes(taken) if self._carry else taken
-            whole = len(data) - len(data) % entry.dtype.itemsize
+            whole = len(data) - len(data) % entry.item_bytes
             _check_values(name, data[:whole], entry.wire_name)
             self._carry = bytes(data[whole:])
+
+
+def claimed_spec(data: bytes) -> Spec:
+    """Return what the header of a body says about its tensors. Raise a WireError if it says nothing sensible.
+
+    The rest of the body is not looked at: check it against a spec that is known to be good.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8:end], object_pairs_hook=_reject_repeats, parse_int=_parse_int)
+        header.pop("__metadata__", None)
+        entries = {name: Entry(tuple(found["shape"]), found["dtype"]) for name, found in header.items()}
+        are_possible = all(
+            _are_sizes(list(entry.shape)) and entry.wire_name in WIRE_DTYPES for entry in entries.values()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError("The header is not that of a safetensors body.") from error
+    if not are_possible:
+        raise WireError("The header has a shape or dtype that no tensor here can have.")
+    return Spec(entries)
 
 
 def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

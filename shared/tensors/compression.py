@@ -22,7 +22,7 @@ from shared.contract.errors import WireError
 from shared.contract.plan import UpdateCompression
 from shared.tensors.arrays import Array, Arrays, dtype_named
 from shared.tensors.names import SHARED
-from shared.tensors.spec import Entry, Spec, dtype_of
+from shared.tensors.spec import Entry, Spec
 
 Floats = npt.NDArray[np.float32]
 _SCALES = ".scales"  # no tensor is called that: a module cannot have a parameter and a submodule of one name
@@ -52,12 +52,12 @@ def compressed_spec(spec: Spec, compression: UpdateCompression) -> Spec:
 
 def _wire_entries(name: str, shape: tuple[int, ...], compression: UpdateCompression) -> dict[str, Entry]:
     if compression == "none":
-        return {name: Entry(shape, dtype_of("F32"))}
+        return {name: Entry(shape, "F32")}
     if compression == "bf16":
-        return {name: Entry(shape, dtype_of("BF16"))}
+        return {name: Entry(shape, "BF16")}
     size = math.prod(shape)
-    values = Entry((-(-size // 2),), dtype_of("U8")) if compression == "int4" else Entry(shape, dtype_of("I8"))
-    return {name: values, name + _SCALES: Entry((-(-size // _INTEGERS[compression].block),), dtype_of("F32"))}
+    values = Entry((-(-size // 2),), "U8") if compression == "int4" else Entry(shape, "I8")
+    return {name: values, name + _SCALES: Entry((-(-size // _INTEGERS[compression].block),), "F32")}
 
 
 def compress(
@@ -77,9 +77,9 @@ def compress(
             sent[name] = value
             continue
         wanted, start = value, base[name]
-        if name in residual and residual[name].shape == value.shape:
-            wanted = wanted + residual[name]
         with np.errstate(over="ignore", invalid="ignore"):
+            if name in residual and residual[name].shape == value.shape:
+                wanted = wanted + residual[name]
             delta = wanted - start
         if not np.isfinite(delta).all():
             raise WireError(

@@ -13,15 +13,17 @@ machine these burn many times the work's CPU time waiting for each other.
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from shared.contract.errors import WireError
 from shared.contract.limits import MAX_ABSOLUTE
+from shared.tensors.arrays import Array, as_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Doubles = npt.NDArray[np.float64]
@@ -40,7 +42,7 @@ _MAX_LAST_DIGIT = 1 << 52  # exact in float64, even with a carry
 _ALL_BITS = (1 << 64) - 1
 _FINEST_GRID = -1074  # every float64 is a multiple of 2**-1074
 _SPARSE = 8  # indexing costs about this many times as much per element as whole arrays
-_SIGNIFICANT_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_SIGNIFICANT_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
 class Scratch:
@@ -71,14 +73,13 @@ class ExactSum:
         """Memory of the limbs."""
         return sum(limb.units.nbytes for block in self._blocks for limb in block.limbs.values())
 
-    def add(self, values: Tensor, factor: int = 1) -> None:
+    def add(self, values: "Tensor | Array", factor: int = 1) -> None:
         """Add `values * factor` exactly; the factor is at least 1."""
-        flat = values.detach().reshape(-1)
-        bits = _SIGNIFICANT_BITS.get(flat.dtype)
-        numbers = (flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat).numpy()
+        flat = as_array(values).reshape(-1)
+        bits = _SIGNIFICANT_BITS.get(flat.dtype.name)
         start = 0
         for block in self._blocks:
-            part = _as_floats(numbers[start : start + block.size], flat.dtype, self._scratch)
+            part = _as_floats(flat[start : start + block.size], self._scratch)
             block.add(part, factor, bits, self._scratch)
             start += block.size
 
@@ -89,23 +90,23 @@ class ExactSum:
             yield slice(start, start + block.size), block.total()
             start += block.size
 
-    def total(self) -> Tensor:
-        """Return the sum as a flat float64 tensor, correctly rounded."""
-        total = torch.empty(self.elements, dtype=torch.float64)
+    def total(self) -> Doubles:
+        """Return the sum as a flat array, correctly rounded."""
+        total = np.empty(self.elements)
         for where, part in self.totals():
-            total[where] = torch.from_numpy(part)
+            total[where] = part
         return total
 
 
-def _as_floats(numbers: npt.NDArray[Any], dtype: torch.dtype, scratch: Scratch) -> Floats:
+def _as_floats(numbers: Array, scratch: Scratch) -> Floats:
     """Return the numbers as float32 or float64, whichever is exact."""
-    if dtype == torch.float32:
+    if numbers.dtype == np.float32:
         return numbers
     narrow = scratch.narrow[: numbers.size]
-    if dtype == torch.bfloat16:  # numpy has no such type; it is the upper half of a float32
-        np.left_shift(numbers, 16, out=narrow.view(np.int32), dtype=np.int32)
+    if numbers.dtype.name == "bfloat16":  # the upper half of a float32
+        np.left_shift(numbers.view(np.int16), 16, out=narrow.view(np.int32), dtype=np.int32)
         return narrow
-    if dtype == torch.float16:
+    if numbers.dtype == np.float16:
         np.copyto(narrow, numbers)
         return narrow
     return numbers.astype(np.float64, copy=False)

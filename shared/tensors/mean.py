@@ -1,13 +1,18 @@
 """The weighted mean of sets of tensors, bitwise independent of the order in which they arrive."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from shared.contract.errors import WireError
 from shared.contract.limits import MAX_INTEGER, MAX_WEIGHT
+from shared.tensors.arrays import Array, Arrays, as_arrays, empty, is_float, rounded
 from shared.tensors.exact_sum import ExactSum, Scratch
-from shared.tensors.names import Tensors
+from shared.tensors.spec import Entry, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RunningMean:
@@ -20,7 +25,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.weight = 0
         self.terms = 0
-        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._entries: Mapping[str, Entry] = {}
         self._sums: dict[str, ExactSum] = {}
 
     @property
@@ -28,43 +33,46 @@ class RunningMean:
         """Memory of the sums."""
         return sum(total.size_bytes for total in self._sums.values())
 
-    def add(self, tensors: Tensors, weight: int = 1) -> None:
+    def add(self, tensors: "Mapping[str, Array] | Mapping[str, Tensor]", weight: int = 1) -> None:
         """Add one set, which must have the names, shapes and dtypes of the first."""
         if not 1 <= weight <= MAX_WEIGHT:
             raise WireError(f"The weight {weight} is outside 1 … {MAX_WEIGHT}.")
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        entries, arrays = Spec.of(tensors).entries, as_arrays(tensors)
         if not self.terms:
             scratch = Scratch()
-            self._shapes = shapes
-            self._sums = {name: ExactSum(tensor.numel(), scratch) for name, tensor in tensors.items()}
-        elif shapes != self._shapes:
+            self._entries = entries
+            self._sums = {name: ExactSum(array.size, scratch) for name, array in arrays.items()}
+        elif entries != self._entries:
             raise WireError("The sets of tensors to average differ in names, shapes or dtypes.")
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point():
-                _check_range(tensor)
-            self._sums[name].add(tensor, weight)
+        for name, array in arrays.items():
+            if not is_float(array):
+                _check_range(array)
+            self._sums[name].add(array, weight)
         self.weight += weight
         self.terms += 1
 
-    def result(self) -> Tensors:
-        """Return the mean of the sets added so far."""
+    def result(self, into: Mapping[str, Array] | None = None) -> Arrays:
+        """Return the mean of the sets added so far; it overwrites `into` and returns its arrays, if given."""
         if not self.terms:
             raise ValueError("nothing has been added to the mean")
-        means: Tensors = {}
-        for name, (shape, dtype) in self._shapes.items():
-            flat = torch.empty(shape.numel(), dtype=dtype)
-            for where, total in self._sums[name].totals():
-                total /= self.weight
-                if dtype == torch.bool:
-                    total[:] = total > 0.5
-                elif not dtype.is_floating_point:
-                    np.rint(total, out=total)
-                flat[where] = torch.from_numpy(total)
-            means[name] = flat.reshape(shape)
+        given = into or {}
+        means = {
+            name: given[name] if name in given else empty(entry.shape, entry.dtype)
+            for name, entry in self._entries.items()
+        }
+        for name, mean in means.items():
+            self._write(name, mean.reshape(-1))
         return means
 
+    def _write(self, name: str, mean: Array) -> None:
+        for where, total in self._sums[name].totals():
+            total /= self.weight
+            if mean.dtype == np.bool_:
+                mean[where] = total > 0.5
+            else:
+                mean[where] = rounded(total if is_float(mean) else np.rint(total, out=total), mean.dtype)
 
-def _check_range(values: Tensor) -> None:
-    numbers = values.numpy()  # numpy starts no threads
+
+def _check_range(numbers: Array) -> None:
     if numbers.size and not -MAX_INTEGER <= int(numbers.min()) <= int(numbers.max()) <= MAX_INTEGER:
         raise WireError(f"An integer buffer contains a value beyond ±{MAX_INTEGER}.")

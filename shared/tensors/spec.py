@@ -4,57 +4,63 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.tensors.names import add_prefix
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
     from torch import Tensor
+
+    from shared.tensors.arrays import Array
 
 MAX_METADATA_BYTES = 64 * 1024
 MAX_MODEL_METADATA_BYTES = 64 * 1024 * 1024  # a plan may have 100,000 classes with names of 128 characters
 _MAX_BYTES_PER_ENTRY = 512  # header bytes per tensor, not counting its name
-# safetensors' names for torch's dtypes.
-_WIRE_NAMES = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
+# safetensors' names of dtypes, with the names that numpy and torch share and the bytes per element.
+WIRE_DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
 }
+_WIRE_NAMES = {name: wire_name for wire_name, (name, _) in WIRE_DTYPES.items()}
 
 
-def dtype_of(wire_name: str) -> "torch.dtype":
-    """Return the dtype with this name in safetensors."""
-    import torch
-
-    (name,) = (name for name, known in _WIRE_NAMES.items() if known == wire_name)
-    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return dtype
+def wire_name_of(value: "Tensor | Array") -> str:
+    """Return the name of a tensor's or array's dtype in safetensors."""
+    return _WIRE_NAMES[str(value.dtype).removeprefix("torch.")]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The shape and dtype of one tensor."""
+    """The shape of one tensor, and the name of its dtype in safetensors."""
 
     shape: tuple[int, ...]
-    dtype: "torch.dtype"
+    wire_name: str
 
     @property
-    def wire_name(self) -> str:
-        """The dtype's name in safetensors."""
-        return _WIRE_NAMES[str(self.dtype)]
+    def dtype(self) -> "np.dtype[Any]":
+        """numpy's dtype."""
+        from shared.tensors.arrays import dtype_named
+
+        return dtype_named(WIRE_DTYPES[self.wire_name][0])
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of one element."""
+        return WIRE_DTYPES[self.wire_name][1]
 
     @property
     def size_bytes(self) -> int:
         """Size of the data."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,9 @@ class Spec:
     max_metadata_bytes: int = MAX_METADATA_BYTES
 
     @classmethod
-    def of(cls, tensors: "Mapping[str, Tensor]") -> "Spec":
-        """Return the spec of these tensors, which may be on the meta device."""
-        return cls({name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+    def of(cls, tensors: "Mapping[str, Tensor] | Mapping[str, Array]") -> "Spec":
+        """Return the spec of these tensors or arrays; tensors may be on the meta device."""
+        return cls({name: Entry(tuple(value.shape), wire_name_of(value)) for name, value in tensors.items()})
 
     def of_model(self) -> "Spec":
         """Return the spec of a published model, whose metadata contains the entire plan."""

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from support.api import SocketApi, problem_of
 from support.api_calls import count_transfers, large_plan, open_round, open_round_of_two
 from support.coordinator import Site, running
+from support.halves import server_half
 from support.plans import update_body
 from support.sockets import RawConnection
 from support.waiting import eventually
@@ -17,7 +18,6 @@ from server.api import uploads
 from server.store.blobs import CHUNK_BYTES
 from server.store.tables import Blob, Transfer
 from shared.contract.messages import UpdateReceipt
-from shared.learning.methods import server_half
 from shared.tensors.wire import digest, digest_header
 
 

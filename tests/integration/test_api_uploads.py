@@ -7,6 +7,7 @@ from sqlalchemy import select
 from support.api import SocketApi, problem_of
 from support.api_calls import count_transfers, large_plan, open_round, open_round_of_two, unique_plan
 from support.desk import count, make_overdue
+from support.halves import server_half
 from support.plans import report, update_body, update_tensors
 from support.sockets import RawConnection
 from support.waiting import eventually
@@ -14,7 +15,6 @@ from support.waiting import eventually
 from server.store.blobs import CHUNK_BYTES
 from server.store.tables import Blob, BlobChunk, Transfer, Update
 from shared.contract.messages import UpdateReceipt
-from shared.learning.methods import server_half
 from shared.tensors.wire import digest, digest_header, encode
 
 

@@ -24,6 +24,7 @@ from shared.contract.plan import FederationPlan, UpdateCompression
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord
 from shared.learning.residuals import without_residual
+from shared.tensors.arrays import as_arrays
 from shared.tensors.mean import RunningMean
 from shared.tensors.names import SHARED, Tensors, strip_prefix
 from shared.tensors.wire import digest, encode
@@ -45,7 +46,7 @@ class TestCoordinator:
         desk = Desk(clean_db, compressed_plan(option))
         sites = [desk.join(name) for name in ("east", "north", "west")]
         for number in (1, 2):
-            base, half, mean = desk.model(number - 1), server_half(desk.plan), RunningMean()
+            base, half, mean = as_arrays(desk.model(number - 1)), server_half(desk.plan), RunningMean()
             bodies = [desk.body(seed) for seed in range(3)]
             for body in bodies:
                 mean.add(half.received(strip_prefix(safetensors.torch.load(body), SHARED), base))

@@ -9,9 +9,9 @@ import pytest
 from support.api import SocketApi
 from support.coordinator import Site
 from support.databases import new_database
+from support.halves import server_half
 from support.plans import small_plan, update_body
 
-from shared.learning.methods import server_half
 from shared.tensors.wire import digest, digest_header
 
 NUMBERS = itertools.count(1)

@@ -13,6 +13,7 @@ from support.desk import (
     refused,
     unreferenced_blobs,
 )
+from support.halves import server_half
 from support.plans import small_plan
 
 from server.core.errors import Gone, NotFound
@@ -21,8 +22,7 @@ from server.service.context import Context, Identity, round_context
 from server.store import blobs
 from server.store.database import Database
 from server.store.tables import Blob, Personal
-from shared.learning.methods import server_half
-from shared.learning.methods.base import ServerState
+from shared.learning.methods.tensor_half import TensorState
 
 
 class TestPersonalTensors:
@@ -43,7 +43,7 @@ class TestPersonalTensors:
         context = round_context(desk.rounds()[-1])
         private = safetensors.torch.load(blobs.read_all(desk.db, desk.models()[-1].private_blob_id or ""))
         (client,) = [record for record in context.roster if record.id == name]
-        tensors = server_half(desk.plan).personal(ServerState({}, private), client, context)
+        tensors = server_half(desk.plan).personal(TensorState({}, private), client, context)
         return {key: value.flatten().tolist() for key, value in tensors.items()}
 
     @staticmethod

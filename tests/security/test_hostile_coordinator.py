@@ -15,6 +15,7 @@ from support.agent_sites import App
 from support.agents import AgentThread, digits_plan, enroll, write_digits
 from support.api import SocketApi
 from support.databases import new_database
+from support.halves import server_half
 from support.tampering_proxy import Reply, TamperingProxy
 from support.tcp_server import TcpServer
 
@@ -27,7 +28,6 @@ from shared.contract.errors import ForeignAnswer
 from shared.http import client
 from shared.http.client import request
 from shared.http.client_connection import Connection
-from shared.learning.methods import server_half
 from shared.tensors.wire import digest, encode
 
 PLAN = digits_plan("hostile", clients=9)

@@ -12,6 +12,7 @@ import torch
 from support.agent_sites import App, Peer
 from support.agents import AgentProcess, digits_plan, enroll, write_digits
 from support.coordinator import CoordinatorProcess, running
+from support.halves import server_half
 from torch import Tensor
 
 from client_agent import __main__ as command_line
@@ -23,7 +24,6 @@ from client_agent.state.kept_models import Bundle
 from shared.contract.measurements import Evaluation
 from shared.contract.plan import FederationPlan
 from shared.http.client_connection import Connection
-from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
 
 Command = Callable[..., str]

@@ -16,7 +16,7 @@ from support.coordinator import Site
 from support.plans import small_plan
 from support.sockets import RawConnection
 
-from server.service import tensor_cache
+from server.service import method_calls
 from server.service.measurements import history
 from server.store import blobs
 from server.store.tables import Model
@@ -194,14 +194,14 @@ def test_private_state_is_loaded_once_and_does_not_block_other_requests(
 ) -> None:
     """When a round opens, everybody asks for personal tensors, and their source may be gigabytes."""
     go, begun = threading.Event(), threading.Semaphore(0)
-    load = tensor_cache.load_tensors
+    load = method_calls.load_tensors
 
     def slow(*arguments: Any) -> Any:
         begun.release()
         assert go.wait(60)
         return load(*arguments)
 
-    monkeypatch.setattr(tensor_cache, "load_tensors", slow)
+    monkeypatch.setattr(method_calls, "load_tensors", slow)
     plan = small_plan("offsets", method=SMALL_HYPERNETWORK, rounds={"count": 1, "min_clients": 1})
     with SocketApi(sqlite_url, downloads_per_client=0) as api, ExitStack() as stack:
         api.create(plan)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from fastapi.testclient import TestClient
 from PIL import Image
+from support.halves import server_half
 
 from client_agent.serving.candidates import Base
 from client_agent.serving.model import ServingModel, build
@@ -15,7 +16,6 @@ from client_agent.settings import ServeOptions
 from client_agent.state.kept_models import Bundle
 from client_agent.web.app import create_app
 from shared.contract.plan import FederationPlan, validate_plan
-from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, Predictor, RoundContext
 from shared.learning.runtime import Runtime
 from shared.tensors.wire import digest, encode

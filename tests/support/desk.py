@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 from sqlalchemy import exists, func, select, update
+from support.halves import server_half
 from support.plans import small_plan, update_body
 from torch import Tensor
 
@@ -26,7 +27,6 @@ from server.store.tables import Base, Blob, Client, Federation, Model, Participa
 from shared.contract.measurements import EvaluationReport, PairedCounts
 from shared.contract.messages import FederationView, JoinRequest, RoundSummary, UpdateReceipt
 from shared.contract.plan import FederationPlan
-from shared.learning.methods import server_half
 from shared.tensors.mean import RunningMean
 from shared.tensors.names import SHARED, strip_prefix
 from shared.tensors.wire import digest, encode

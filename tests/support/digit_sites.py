@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from support.halves import server_half
 
 from client_agent.context import AgentContext
 from client_agent.data.dataset import DataReport, SiteData, SiteImages
@@ -21,7 +22,7 @@ from client_agent.state.kept_models import Bundle
 from client_agent.status import AgentStatus
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.http.client_connection import Connection
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import ClientRecord, RoundContext, RoundTask, TrainingContext
 from shared.learning.runtime import Runtime
 

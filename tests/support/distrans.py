@@ -5,22 +5,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.halves import server_half
 from support.tensor_data import TensorData, load_digits
 from torch import Tensor
 
 from shared.contract.method_options import DistransOptions
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
 from shared.learning.heterogeneity import class_embeddings
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import (
     ClientRecord,
     Facts,
     RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     Update,
 )
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.runtime import Runtime
 from shared.tensors.names import Tensors
 
@@ -101,8 +102,8 @@ def uploads_of(*names: str) -> list[tuple[ClientRecord, Tensors]]:
 
 
 def finished(
-    plan: FederationPlan, uploads: list[tuple[ClientRecord, Tensors]], state: ServerState | None = None
-) -> tuple[ServerState, Facts]:
+    plan: FederationPlan, uploads: list[tuple[ClientRecord, Tensors]], state: TensorState | None = None
+) -> tuple[TensorState, Facts]:
     """Finish a round with these uploads; return the new state and the facts."""
     server = server_half(plan)
     facts, state = server.facts(ROSTER), state or server.initial_state()
@@ -115,7 +116,7 @@ def embedding_of(client: ClientRecord) -> Tensor:
     return torch.from_numpy(class_embeddings(counts)[ROSTER.index(client)]).float()
 
 
-def everyone_gets(plan: FederationPlan, state: ServerState, facts: Facts) -> dict[str, Tensors]:
+def everyone_gets(plan: FederationPlan, state: TensorState, facts: Facts) -> dict[str, Tensors]:
     """Return the personal tensors sent to each client in `ROSTER`."""
     server = server_half(plan)
     return {client.id: server.personal(state, client, RoundContext(ROSTER, facts)) for client in ROSTER}

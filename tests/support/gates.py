@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.halves import server_half
 from torch import Tensor
 
 from client_agent.data.dataset import DataReport, SiteData
@@ -17,7 +18,6 @@ from client_agent.state.kept_models import Bundle
 from shared.contract.measurements import Evaluation
 from shared.contract.plan import validate_plan
 from shared.http.client_connection import Connection
-from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
 from shared.learning.runtime import Runtime
 

@@ -31,9 +31,9 @@ def update_tensors(plan: FederationPlan, facts: Facts, seed: int) -> dict[str, t
     """Return random tensors with the names and shapes of an update for this plan."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(entry.shape, generator=generator).to(entry.dtype)
-        if entry.dtype.is_floating_point
-        else torch.full(entry.shape, seed % 7, dtype=entry.dtype)
+        name: torch.randn(entry.shape, generator=generator)
+        if entry.dtype.kind == "f"
+        else torch.full(entry.shape, seed % 7, dtype=getattr(torch, entry.dtype.name))
         for name, entry in server_half(plan).upload_spec(facts).entries.items()
     }
 

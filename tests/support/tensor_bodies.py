@@ -56,7 +56,7 @@ def check(data: bytes, spec: Spec) -> dict[str, str]:
     return checker.finish()
 
 
-PAIR = Spec({"w": Entry((2,), torch.float32)})
+PAIR = Spec({"w": Entry((2,), "F32")})
 PAIR_DATA = struct.pack("<2f", 1.5, -2.5)
 
 MIXED = {

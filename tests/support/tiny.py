@@ -4,13 +4,14 @@ import functools
 from typing import Any
 
 import torch
+from support.halves import server_half
 from support.tensor_data import TensorData, load_digits
 from torch import nn
 
 from lab.simulation.simulation import SimulatedClient
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
-from shared.learning.methods import server_half
-from shared.learning.methods.base import ClientRecord, RoundContext, RoundTask, ServerState
+from shared.learning.methods.base import ClientRecord, RoundContext, RoundTask
+from shared.learning.methods.tensor_half import TensorState
 
 CLASSES = 4
 IMAGE = ImagePlan(channels=1, height=16, width=16)
@@ -71,7 +72,7 @@ def sites(count: int = 3, images: int = 12) -> list[SimulatedClient]:
     return [site(f"site-{number + 1}", part) for number, part in enumerate(parts)]
 
 
-def first_task(plan: FederationPlan, client: SimulatedClient, state: ServerState | None = None) -> RoundTask:
+def first_task(plan: FederationPlan, client: SimulatedClient, state: TensorState | None = None) -> RoundTask:
     """Return the client's task in a federation of its own that has just begun or is in the given state."""
     server, record = server_half(plan), client.record
     state, facts = state or server.initial_state(), server.facts([record])

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from server.core.errors import Conflict, Gone, InvalidInput, TooLarge
 from server.service.client_tokens import require_current_client
-from server.service.context import Context, Identity, update_spec, wake_aggregator
+from server.service.context import Context, Identity, wake_aggregator
+from server.service.method_calls import update_spec
 from server.service.queries import round_of
 from server.service.transitions import advance
 from server.service.uploads.validation import ValidBody
@@ -111,7 +112,7 @@ def lock(session: Session, transfer_id: str) -> Progress:
 
 def spec_of(session: Session, round_: Round) -> Spec:
     """Return the spec of an update of the round."""
-    return update_spec(session.get_one(Federation, round_.federation_id).plan, round_.facts)
+    return update_spec(session, session.get_one(Federation, round_.federation_id), round_)
 
 
 def require_open_round(session: Session, round_: Round) -> None:

@@ -1,6 +1,7 @@
 """The methods by name, each with a server half and a client half.
 
-Halves, and torch with them, are imported on first use: most commands only need the methods' names.
+Halves are imported on first use: most commands only need the methods' names. Server halves, in files of their own,
+import torch only where they compute with it.
 """
 
 import importlib
@@ -32,15 +33,15 @@ class Method:
 
 
 METHODS = {
-    "distrans": Method("distrans:DistransServer", "distrans:DistransClient"),
-    "fedavg": Method("fedavg:FedAvgServer", "fedavg:FedAvgClient"),
-    "fedaws": Method("fedaws:FedAwSServer", "fedaws:FedAwSClient"),
-    "mixup": Method("fedavg:FedAvgServer", "mixup:MixupClient"),
-    "advprop": Method("advprop:AdvPropServer", "advprop:AdvPropClient"),
-    "moon": Method("moon:MoonServer", "moon:MoonClient"),
-    "pfedme": Method("pfedme:PFedMeServer", "pfedme:PFedMeClient"),
-    "pfedhn": Method("pfedhn:PFedHNServer", "pfedhn:PFedHNClient"),
-    "pfedhn-pc": Method("pfedhn:PFedHNServer", "pfedhn:PFedHNClient"),
+    "distrans": Method("distrans_server:DistransServer", "distrans:DistransClient"),
+    "fedavg": Method("fedavg_server:FedAvgServer", "fedavg:FedAvgClient"),
+    "fedaws": Method("fedaws_server:FedAwSServer", "fedaws:FedAwSClient"),
+    "mixup": Method("fedavg_server:FedAvgServer", "mixup:MixupClient"),
+    "advprop": Method("advprop_server:AdvPropServer", "advprop:AdvPropClient"),
+    "moon": Method("moon_server:MoonServer", "moon:MoonClient"),
+    "pfedme": Method("pfedme_server:PFedMeServer", "pfedme:PFedMeClient"),
+    "pfedhn": Method("pfedhn_server:PFedHNServer", "pfedhn:PFedHNClient"),
+    "pfedhn-pc": Method("pfedhn_server:PFedHNServer", "pfedhn:PFedHNClient"),
 }
 
 
@@ -49,11 +50,10 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
-def load_all() -> None:
-    """Import every half now, so that no request or transaction waits for it later."""
+def load_server_halves() -> None:
+    """Import every server half now, so that no request or transaction waits for it later."""
     for method in METHODS.values():
         _load(method.server_path)
-        _load(method.client_path)
 
 
 def server_half(plan: FederationPlan) -> ServerHalf:

@@ -14,13 +14,12 @@ from typing_extensions import override
 from shared.contract.method_options import AdvPropOptions
 from shared.contract.plan import FederationPlan, ImagePlan
 from shared.learning.batchnorm import add_auxiliary, using
-from shared.learning.methods.base import Predictor, RoundTask, ServerState, TrainingContext, Update, options_of
-from shared.learning.methods.fedavg import FedAvgClient, FedAvgServer
+from shared.learning.methods.base import Predictor, RoundTask, TrainingContext, Update, options_of
+from shared.learning.methods.fedavg import FedAvgClient
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, Step, mean_loss
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
-from shared.learning.weight_fitting import fit_weights
 from shared.tensors.names import Tensors
 
 _AUXILIARY = ".auxiliary."
@@ -61,26 +60,6 @@ class Attack:
     def _confine(self, found: Tensor, x: Tensor) -> Tensor:
         near = torch.minimum(torch.maximum(found, x - self.epsilon), x + self.epsilon)
         return torch.minimum(torch.maximum(near, self.low), self.high)
-
-
-class AdvPropServer(FedAvgServer):
-    """θ ← mean of θ_i, with or without the auxiliary layers."""
-
-    @override
-    def build(self) -> nn.Module:
-        return self._complete(build_single(self.plan))
-
-    @override
-    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        """Accept plain pretrained weights: the auxiliary layers start as copies of the main ones."""
-        net = build_single(self.plan)
-        if pretrained is not None:
-            fit_weights(net, pretrained)
-        return ServerState(shared=detached_state(self._complete(net)))
-
-    def _complete(self, net: nn.Module) -> nn.Module:
-        averaged = options_of(self.plan, AdvPropOptions).auxiliary_batchnorm == "averaged"
-        return add_auxiliary(net) if averaged else net
 
 
 class AdvPropClient(FedAvgClient):

@@ -1,5 +1,8 @@
 """The contract of a method: its server half runs at the coordinator, its client half at every agent.
 
+Server halves take and return numpy's arrays, client halves torch's tensors. A coordinator that only averages does
+without torch; what needs it is named in `torch_calls`, and runs in another process.
+
 Tensors come in three kinds. *Shared* tensors are the same for all clients and averaged on upload. *Personal* tensors
 are addressed to one client, in either direction. *Private* tensors never leave the agent, which keeps them from round
 to round. A federation runs as follows, where `round_` is a RoundContext:
@@ -9,7 +12,8 @@ to round. A federation runs as follows, where `round_` is a RoundContext:
         facts = server.facts(roster)
         for each participant:
             personal = server.personal(state, client, round_)
-            update, private = client_half.train(RoundTask(client.id, number, state.shared, personal, facts), private, …)
+            task = RoundTask(client.id, number, as_tensors(state.shared), as_tensors(personal), facts)
+            update, private = client_half.train(task, private, …)
             server.fold(mean, update.shared, client)
         state = server.finish(state, mean.result(), uploads, round_)
 
@@ -17,9 +21,9 @@ Halves hold no state: they take state and return new state, so a round repeated 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 from shared.contract.class_totals import class_totals_fact
 from shared.contract.frozen import Frozen
@@ -34,9 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.learning.runtime import Runtime
+    from shared.tensors.arrays import Array, Arrays
     from shared.tensors.mean import RunningMean
 
 Options = TypeVar("Options", bound=Frozen)
+_BATCHNORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}  # the only ones of built-in backbones
 Facts = dict[str, str]  # what a round adds to the plan: class totals, the offset aggregation in force, …
 
 
@@ -65,7 +71,7 @@ def known_counts(clients: Iterable[ClientRecord]) -> list[tuple[int, ...]]:
     return [client.class_counts for client in clients if client.images]
 
 
-PersonalUploads = Iterable[tuple[ClientRecord, Tensors]]  # each client's personal tensors
+PersonalUploads = Iterable[tuple[ClientRecord, "Arrays"]]  # each client's personal tensors
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,16 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator keeps between rounds: the published model, and tensors that never leave it."""
+    """What the coordinator keeps between rounds: the published model, and tensors that never leave it.
 
-    shared: Tensors
-    private: Tensors = field(default_factory=dict)
+    Either may be read from storage only when it is used.
+    """
+
+    shared: "Mapping[str, Array]"
+    private: "Mapping[str, Array]" = field(default_factory=dict)
+
+
+TorchCall = Literal["personal", "next_private", "update_spec"]
 
 
 class ServerHalf(ABC):
@@ -91,8 +103,8 @@ class ServerHalf(ABC):
         self.plan = plan
 
     @abstractmethod
-    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        """Return θ⁰ and the rest of the initial state; `pretrained` weights replace the random ones."""
+    def initial_state(self, pretrained: "Mapping[str, Tensor] | None" = None) -> ServerState:
+        """Return θ⁰ and the rest of the initial state; `pretrained` weights replace the random ones. Needs torch."""
 
     def facts(self, roster: Sequence[ClientRecord]) -> Facts:
         """Return what the next round adds to the plan; frozen when it opens and sent to its participants.
@@ -101,41 +113,62 @@ class ServerHalf(ABC):
         """
         return class_totals_fact(client.class_counts for client in roster)
 
-    @abstractmethod
-    def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> Tensors:
-        """Return the personal tensors to send to a client; a pure function."""
+    def torch_calls(self, facts: Facts) -> Collection[TorchCall]:
+        """Return which calls of a running federation need torch under these facts."""
+        del facts
+        return ()
+
+    def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> "Arrays":
+        """Return the personal tensors to send to a client; a pure function of `state.private` and the rest."""
+        del state, client, round_
+        return {}
 
     def weight(self, client: ClientRecord) -> int:
         """Return a client's weight in the mean, from the frozen roster rather than from its update."""
         return min(max(client.images, 1), MAX_WEIGHT) if self.plan.averaging == "samples" else 1
 
-    def fold(self, mean: "RunningMean", shared: Tensors, client: ClientRecord) -> None:
+    def fold(
+        self, mean: "RunningMean", shared: "Mapping[str, Array] | Mapping[str, Tensor]", client: ClientRecord
+    ) -> None:
         """Add a client's shared tensors to the round's mean, in any order."""
         mean.add(shared, self.weight(client))
 
-    @abstractmethod
-    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
+    def finish(self, state: ServerState, mean: "Arrays", uploads: PersonalUploads, round_: RoundContext) -> ServerState:
         """Return the state after the round. `uploads` are the personal tensors, in client-id order."""
+        return ServerState(next_shared(state.shared, mean), self.next_private(state.private, uploads, round_))
+
+    def next_private(self, private: "Mapping[str, Array]", uploads: PersonalUploads, round_: RoundContext) -> "Arrays":
+        """Return the private state after the round, for methods where it does not depend on the mean."""
+        del private, uploads, round_
+        return {}
 
     @abstractmethod
     def update_spec(self, facts: Facts) -> Spec:
-        """Return the spec of an update before it is compressed, with wire names."""
+        """Return the spec of an update before it is compressed, with wire names. Builds the network: needs torch."""
+
+    def stored_update_spec(self, shared: Spec, private: Spec, facts: Facts) -> Spec | None:
+        """Return `update_spec` if it follows from the specs of a stored state, without torch; None if it does not."""
+        del shared, private, facts
+        return None
 
     def upload_spec(self, facts: Facts) -> Spec:
-        """Return the spec of an update as it is uploaded."""
+        """Return the spec of an update as it is uploaded. Needs torch."""
         from shared.tensors.compression import compressed_spec
 
         return compressed_spec(self.update_spec(facts), self.plan.training.update_compression)
 
-    def received(self, uploaded: Tensors, base: Tensors) -> Tensors:
+    def received(
+        self, uploaded: "Mapping[str, Array] | Mapping[str, Tensor]", base: "Mapping[str, Array]"
+    ) -> "Mapping[str, Array] | Mapping[str, Tensor]":
         """Return the shared tensors of an upload, restored from the model that its round started from."""
-        from shared.tensors.arrays import as_arrays, as_tensors
+        from shared.tensors.arrays import as_arrays
         from shared.tensors.compression import restore
 
-        return as_tensors(restore(as_arrays(uploaded), as_arrays(base), self.plan.training.update_compression))
+        compression = self.plan.training.update_compression
+        return uploaded if compression == "none" else restore(as_arrays(uploaded), base, compression)
 
     def model_spec(self) -> Spec:
-        """Return the spec of the published model; agents check downloads against it."""
+        """Return the spec of the published model; agents check downloads against it. Needs torch."""
         return Spec.of(self.initial_state().shared)
 
     def personal_specs(self, facts: Facts) -> Sequence[Spec]:
@@ -144,11 +177,25 @@ class ServerHalf(ABC):
         return [Spec({})]
 
     def private_spec(self, found: Spec) -> Spec:
-        """Return the spec that stored private state with the spec `found` must match before it is used.
+        """Return the spec that stored private state with the spec `found` must match before it is used. Needs torch.
 
         By default, tensors of the initial state must be present and keep their shape.
         """
         return found | Spec.of(self.initial_state().private)
+
+
+def next_shared(shared: "Mapping[str, Array]", mean: "Arrays") -> "Arrays":
+    """Return the model after a round: the mean, and the tensors that are not averaged as they were."""
+    return {name: shared[name] for name in shared if name not in mean} | mean
+
+
+def averaged_parameters(shared: Spec, plan: FederationPlan) -> Spec | None:
+    """Return the parameters among a model's tensors by their names; None for backbones that we do not know."""
+    if ":" in plan.model.backbone:
+        return None
+    return Spec(
+        {name: entry for name, entry in shared.entries.items() if name.rpartition(".")[2] not in _BATCHNORM_BUFFERS}
+    )
 
 
 @dataclass(frozen=True)

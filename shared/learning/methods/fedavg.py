@@ -1,57 +1,14 @@
 """FedAvg: all clients train the same single-channel model, and the coordinator averages it."""
 
-import torch
 from torch import nn
 from typing_extensions import override
 
-from shared.learning.methods.base import (
-    ClientHalf,
-    ClientRecord,
-    Facts,
-    PersonalUploads,
-    Predictor,
-    RoundContext,
-    RoundTask,
-    ServerHalf,
-    ServerState,
-    TrainingContext,
-    Update,
-)
+from shared.learning.methods.base import ClientHalf, Predictor, RoundTask, TrainingContext, Update
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, Step, plain_step
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
-from shared.learning.weight_fitting import fit_weights
-from shared.tensors.names import SHARED, Tensors
-from shared.tensors.spec import Spec
-
-
-class FedAvgServer(ServerHalf):
-    """θ ← mean of θ_i."""
-
-    def build(self) -> nn.Module:
-        """Return the network to average, with seeded random weights."""
-        return build_single(self.plan)
-
-    @override
-    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        model = self.build()
-        if pretrained is not None:
-            fit_weights(model, pretrained)
-        return ServerState(shared=detached_state(model))
-
-    @override
-    def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> Tensors:
-        return {}
-
-    @override
-    def update_spec(self, facts: Facts) -> Spec:
-        with torch.device("meta"):
-            return Spec.of(self.build().state_dict()).prefixed(SHARED)
-
-    @override
-    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
-        return ServerState(shared=mean)
+from shared.tensors.names import Tensors
 
 
 class FedAvgClient(ClientHalf):

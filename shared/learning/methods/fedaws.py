@@ -7,40 +7,27 @@ clients do not change. Clients receive all rows separately, for prediction only.
 the cross-entropy over all rows instead, and train and upload all of them.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from shared.contract.method_options import FedAwSOptions
 from shared.contract.plan import FederationPlan
 from shared.learning.methods.base import (
     ClientHalf,
-    ClientRecord,
-    Facts,
-    PersonalUploads,
     Predictor,
-    RoundContext,
     RoundTask,
-    ServerHalf,
-    ServerState,
     TrainingContext,
     Update,
     options_of,
 )
+from shared.learning.methods.fedaws_server import CLASSES, EVALUATION_ROWS, ROWS
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, Step, make_sgd, mean_loss
 from shared.learning.model import PlanFeatureExtractor
 from shared.learning.runtime import Runtime
-from shared.learning.seeds import seeded
-from shared.learning.weight_fitting import fit_weights
-from shared.tensors.mean import RunningMean
-from shared.tensors.names import PERSONAL, SHARED, Tensors
-from shared.tensors.spec import Entry, Spec
-
-_ROWS, _CLASSES, _EVALUATION_ROWS = "rows", "classes", "evaluation_rows"
+from shared.tensors.names import Tensors
 
 
 class FeatureNet(PlanFeatureExtractor):
@@ -72,107 +59,6 @@ def positive_loss(cosines: Tensor, margin: float) -> Tensor:
     return (margin - cosines).clamp(min=0).square().mean()
 
 
-def spread_gradient(rows: Tensor, margin: float, nearest: int | None = None, scale: float = 1.0) -> Tensor:
-    """Return the gradient of Σ_c Σ_{c' ≠ c} max(0, margin − scale × (1 − cos(w_c, w_c')))² for unit rows.
-
-    With `nearest`, return the gradient of −Σ ‖w_c − w_c'‖² over each row's nearest rows instead.
-    """
-    cosines, others = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)
-    if nearest is None:
-        slopes = 2 * scale * (margin - scale * (1 - cosines)).clamp(min=0) * others
-    else:
-        count = min(nearest, len(rows) - 1)
-        chosen = cosines.masked_fill(~others, -2).topk(count, dim=1).indices
-        slopes = torch.zeros_like(cosines).scatter_(1, chosen, 2.0)
-    slopes = slopes + slopes.T  # each pair counts twice
-    return slopes @ rows - (slopes * cosines).sum(dim=1, keepdim=True) * rows
-
-
-def spread_out(rows: Tensor, rate: float, options: FedAwSOptions) -> Tensor:
-    """Return the rows, normalized, after the round's spread-out steps; computed in float64."""
-    wide = F.normalize(rows.double(), dim=1)
-    scale = 0.5 if options.spread_distance == "half-cosine" else 1.0
-    if options.spread_reduction == "mean":
-        rate /= len(rows) ** 2
-    velocity = torch.zeros_like(wide)
-    for _ in range(options.spread_steps):
-        gradient = spread_gradient(wide, options.spread_margin, options.nearest, scale)
-        velocity = options.spread_momentum * velocity + gradient
-        wide = F.normalize(wide - rate * velocity, dim=1)
-    return wide.float()
-
-
-class FedAwSServer(ServerHalf):
-    """Averages the feature network, keeps all rows and spreads them apart."""
-
-    def __init__(self, plan: FederationPlan) -> None:
-        super().__init__(plan)
-        self.options = options_of(plan, FedAwSOptions)
-
-    @override
-    def initial_state(self, pretrained: Tensors | None = None) -> ServerState:
-        net = FeatureNet(self.plan)
-        if pretrained is not None:
-            fit_weights(net, pretrained)
-        classes = len(self.plan.classes)
-        # Equal rows would stay equal; these are orthonormal if there are enough dimensions.
-        with seeded(self.plan.seed, "class-rows"):
-            rows = F.normalize(torch.randn(classes, net.width), dim=1)
-            if classes <= net.width:
-                nn.init.orthogonal_(rows)
-        return ServerState(detached_state(net), {_ROWS: rows})
-
-    @override
-    def personal(self, state: ServerState, client: ClientRecord, round_: RoundContext) -> Tensors:
-        """Return the rows to train (the client's own classes' or all) and the rows to predict with (all)."""
-        own = torch.tensor(self._trained(client), dtype=torch.int64)
-        tensors = {_CLASSES: own, _ROWS: state.private[_ROWS][own]}
-        if self._shows_all_rows:
-            tensors[_EVALUATION_ROWS] = state.private[_ROWS]
-        return tensors
-
-    @override
-    def personal_specs(self, facts: Facts) -> Sequence[Spec]:
-        """Return one spec per number of classes a client may hold."""
-        with torch.device("meta"):
-            width = FeatureNet(self.plan).width
-        classes = len(self.plan.classes)
-        every = Entry((classes, width), torch.float32)
-        shown = {_EVALUATION_ROWS: every} if self._shows_all_rows else {}
-        return [
-            Spec({_CLASSES: Entry((own,), torch.int64), _ROWS: Entry((own, width), torch.float32), **shown})
-            for own in range(classes + 1)
-        ]
-
-    @override
-    def update_spec(self, facts: Facts) -> Spec:
-        with torch.device("meta"):
-            net = FeatureNet(self.plan)
-            spec = Spec.of(net.state_dict()).prefixed(SHARED)
-        return spec | Spec({PERSONAL + _ROWS: Entry((len(self.plan.classes), net.width), torch.float32)})
-
-    @override
-    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
-        uploaded: dict[int, RunningMean] = {}
-        for client, personal in uploads:
-            for label in self._trained(client):  # a client cannot move rows it was not given
-                if bool(personal[_ROWS][label].any()):
-                    uploaded.setdefault(label, RunningMean()).add({_ROWS: personal[_ROWS][label]})
-        rows = state.private[_ROWS].clone()
-        for label, row in uploaded.items():
-            rows[label] = row.result()[_ROWS]
-        lr = self.plan.training.lr if self.options.spread_lr is None else self.options.spread_lr
-        return ServerState(mean, {_ROWS: spread_out(rows, self.options.spread * lr, self.options)})
-
-    @property
-    def _shows_all_rows(self) -> bool:
-        return self.options.client_loss == "hinge" and self.options.evaluation_rows
-
-    def _trained(self, client: ClientRecord) -> list[int]:
-        every = self.options.client_loss == "cross-entropy"
-        return [label for label, count in enumerate(client.class_counts) if count or every]
-
-
 class FedAwSClient(ClientHalf):
     """Trains the features and its own rows; predicts among all rows it receives."""
 
@@ -188,10 +74,10 @@ class FedAwSClient(ClientHalf):
         net = runtime.prepare(load_weights(FeatureNet(self.plan), task.shared)).train()
         rows = self._own_rows(task).to(runtime.device).requires_grad_()
         report = LocalTraining(self.plan, task, context).run(net, self._build_step(net, rows, runtime))
-        own = task.personal[_CLASSES]
+        own = task.personal[CLASSES]
         uploaded = torch.zeros_like(rows, device="cpu")
         uploaded[own] = F.normalize(rows.detach().cpu()[own], dim=1)
-        return Update(detached_state(net), {_ROWS: uploaded}, report), private
+        return Update(detached_state(net), {ROWS: uploaded}, report), private
 
     def _build_step(self, net: FeatureNet, rows: Tensor, runtime: Runtime) -> Step:
         optimizer = make_sgd(net, self.plan.training)
@@ -217,13 +103,13 @@ class FedAwSClient(ClientHalf):
 
     def _own_rows(self, task: RoundTask) -> Tensor:
         """Return (classes, d) with the client's own rows, and zeros elsewhere."""
-        own = task.personal[_ROWS]
+        own = task.personal[ROWS]
         rows = own.new_zeros(len(self.plan.classes), own.shape[1])
-        rows[task.personal[_CLASSES]] = own
+        rows[task.personal[CLASSES]] = own
         return rows
 
     @override
     def predictor(self, task: RoundTask, private: Tensors, runtime: Runtime, *, use_offset: bool = True) -> Predictor:
-        rows = task.personal[_EVALUATION_ROWS] if _EVALUATION_ROWS in task.personal else self._own_rows(task)
-        net = load_weights(_Nearest(self.plan, rows, self.options.temperature), task.shared | {_ROWS: rows})
+        rows = task.personal[EVALUATION_ROWS] if EVALUATION_ROWS in task.personal else self._own_rows(task)
+        net = load_weights(_Nearest(self.plan, rows, self.options.temperature), task.shared | {ROWS: rows})
         return ModulePredictor(net, runtime)

@@ -18,16 +18,12 @@ from shared.contract.method_options import MoonOptions
 from shared.contract.plan import FederationPlan
 from shared.learning.methods.base import (
     ClientHalf,
-    PersonalUploads,
     Predictor,
-    RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     Update,
     options_of,
 )
-from shared.learning.methods.fedavg import FedAvgServer
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, Step, mean_loss
 from shared.learning.model import PlanFeatureExtractor, new_layer
@@ -35,8 +31,7 @@ from shared.learning.runtime import Runtime
 from shared.learning.seeds import seeded
 from shared.tensors.names import Tensors, add_prefix, strip_prefix
 
-_PREVIOUS, _MOMENTUM = "previous.", "momentum."
-_STATISTICS = ("running_mean", "running_var")  # momentum could make a variance negative
+_PREVIOUS = "previous."
 
 
 class MoonModel(PlanFeatureExtractor):
@@ -72,33 +67,6 @@ def contrast(z: Tensor, of_global: Tensor, of_previous: Sequence[Tensor], temper
     others = [of_global, *of_previous]
     nearness = torch.stack([F.cosine_similarity(z, other, dim=1) for other in others], dim=1) / temperature
     return F.cross_entropy(nearness, torch.zeros(len(z), dtype=torch.int64, device=z.device))
-
-
-class MoonServer(FedAvgServer):
-    """θ ← mean of θ_i, with momentum across rounds if the plan sets it."""
-
-    def __init__(self, plan: FederationPlan) -> None:
-        super().__init__(plan)
-        self.options = options_of(plan, MoonOptions)
-
-    @override
-    def build(self) -> nn.Module:
-        return MoonModel(self.plan)
-
-    @override
-    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
-        keep = self.options.server_momentum
-        if not keep:
-            return ServerState(shared=mean)
-        shared, velocity = dict(mean), Tensors()
-        for name, value in mean.items():
-            if value.is_floating_point() and not name.endswith(_STATISTICS):
-                before = state.shared[name]
-                velocity[name] = (1 - keep) * (before - value)
-                if _MOMENTUM + name in state.private:
-                    velocity[name] += keep * state.private[_MOMENTUM + name]
-                shared[name] = before - velocity[name]
-        return ServerState(shared, add_prefix(velocity, _MOMENTUM))
 
 
 class MoonClient(ClientHalf):

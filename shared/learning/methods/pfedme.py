@@ -15,45 +15,19 @@ from shared.contract.method_options import PFedMeOptions
 from shared.contract.plan import FederationPlan
 from shared.learning.methods.base import (
     ClientHalf,
-    Facts,
-    PersonalUploads,
     Predictor,
-    RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     Update,
     options_of,
 )
-from shared.learning.methods.fedavg import FedAvgServer
 from shared.learning.methods.modules import ModulePredictor, detached_state, load_weights
 from shared.learning.methods.training_loop import LocalTraining, ModelStepper, plain_step
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
-from shared.tensors.names import SHARED, Tensors, add_prefix, strip_prefix
-from shared.tensors.spec import Spec
+from shared.tensors.names import Tensors, add_prefix, strip_prefix
 
 _PERSONAL_MODEL, _LOCAL_COPY = "personal.", "local_copy."
-
-
-class PFedMeServer(FedAvgServer):
-    """w ← (1 − β) w + β × mean of w_i, for parameters only."""
-
-    def __init__(self, plan: FederationPlan) -> None:
-        super().__init__(plan)
-        self.options = options_of(plan, PFedMeOptions)
-
-    @override
-    def update_spec(self, facts: Facts) -> Spec:
-        with torch.device("meta"):
-            return Spec.of(dict(self.build().named_parameters())).prefixed(SHARED)
-
-    @override
-    def finish(self, state: ServerState, mean: Tensors, uploads: PersonalUploads, round_: RoundContext) -> ServerState:
-        beta = self.options.server_mix
-        if beta != 1:
-            mean = {name: (1 - beta) * state.shared[name] + beta * value for name, value in mean.items()}
-        return ServerState(shared=state.shared | mean)
 
 
 class PersonalSGD(torch.optim.Optimizer):

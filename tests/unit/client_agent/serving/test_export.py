@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from support.halves import server_half
 from torchvision.transforms import v2 as transforms
 
 from client_agent import __main__ as command_line
@@ -22,7 +23,6 @@ from client_agent.state.folder import StateFolder
 from client_agent.state.kept_models import Bundle
 from shared.contract.plan import validate_plan
 from shared.http.client_connection import Connection
-from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
 from shared.learning.preprocessing import normalize
 from shared.learning.runtime import Runtime

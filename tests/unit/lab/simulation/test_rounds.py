@@ -2,10 +2,11 @@
 
 import pytest
 from support.few_digits import assert_same, plan_of, sites
+from support.halves import server_half
 
 from lab.simulation.simulation import Simulation
 from server.core.sampling import choose_participants
-from shared.learning.methods import METHODS, client_half, server_half
+from shared.learning.methods import METHODS, client_half
 from shared.learning.methods.base import RoundContext, RoundTask, TrainingContext
 from shared.tensors.mean import RunningMean
 

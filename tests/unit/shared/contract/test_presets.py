@@ -2,13 +2,13 @@ import json
 from typing import get_args
 
 import pytest
+from support.halves import server_half
 from support.plan_texts import MINIMAL, PAPER, plan_errors
 
 from shared.contract.messages import FederationPlanAnswer
 from shared.contract.method_options import DistransOptions, FedAvgOptions, MoonOptions
 from shared.contract.plan import parse_plan, read_stored_plan
 from shared.contract.presets import PRESETS, Preset
-from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord
 
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from shared.contract.method_options import PFedHNOptions
 from shared.contract.plan import validate_plan
 from shared.learning.hypernetwork import Hypernetwork, embedding_dim
-from shared.learning.methods.pfedhn import PFedHNServer
+from shared.learning.methods.pfedhn_server import PFedHNServer
+from shared.tensors.arrays import as_tensors
 
 Tensors = dict[str, Tensor]
 SHAPES = {"conv.weight": (2, 1, 3, 3), "conv.bias": (2,)}
@@ -46,7 +47,9 @@ def test_parameter_counts_match_the_authors_network() -> None:
     server = PFedHNServer(plan)
     assert sum(entry.size_bytes for entry in server.update_spec({}).entries.values()) == 4 * 121_182
     assert server.hypernetwork.head_bytes == 4 * 101 * 121_182
-    state = server.hypernetwork.complete(server.initial_state().private, [str(number) for number in range(10)])
+    state = server.hypernetwork.complete(
+        as_tensors(server.initial_state().private), [str(number) for number in range(10)]
+    )
     assert sum(value.numel() for value in state.values()) == 12_270_112
 
 

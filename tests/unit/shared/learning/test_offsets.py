@@ -2,14 +2,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.halves import server_half
 from torch import Tensor
 
 from shared.contract.method_options import DistransOptions
 from shared.contract.plan import FederationPlan, ImagePlan, validate_plan
-from shared.learning.methods import server_half
+from shared.contract.seeds import derive_seed
 from shared.learning.offsets import initial_offset, relative_motion
+from shared.learning.preprocessing import normalize
+from shared.tensors.arrays import as_tensor
 
 
 def plan_with(seed: int = 0, channels: int = 3, **method: Any) -> FederationPlan:
@@ -27,7 +30,7 @@ def plan_with(seed: int = 0, channels: int = 3, **method: Any) -> FederationPlan
 
 def offset_of(client: str, plan: FederationPlan) -> Tensor:
     assert isinstance(plan.method, DistransOptions)
-    return initial_offset(plan, plan.method, client)
+    return as_tensor(initial_offset(plan, plan.method, client))
 
 
 INITS = ["auto", "uniform", "imagenet", "normal", "zeros", "generator"]
@@ -86,6 +89,15 @@ def test_imagenet_pixels_are_the_uniform_ones_normalized_with_imagenet_s_statist
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     expected = (pixels - mean[:, None, None]) / std[:, None, None]
     torch.testing.assert_close(offset_of("a", plan_with(offset_init="imagenet")), expected, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(0, 2**40), st.text(max_size=8))
+@settings(max_examples=30)
+def test_uniform_pixels_are_those_of_torch_to_the_bit(seed: int, client: str) -> None:
+    plan = plan_with(seed, offset_init="uniform")
+    generator = torch.Generator().manual_seed(derive_seed(seed, "offset", f"client:{client}"))
+    expected = normalize(torch.rand(plan.image.shape, generator=generator), plan.image.mean, plan.image.std)
+    assert torch.equal(offset_of(client, plan), expected)
 
 
 def test_imagenet_offset_has_the_measured_rms() -> None:

@@ -12,6 +12,7 @@ from shared.contract.plan import FederationPlan, UpdateCompression
 from shared.learning.methods import client_half
 from shared.learning.methods.base import ClientHalf, RoundTask, TrainingContext, Update
 from shared.learning.residuals import train_round, without_residual
+from shared.tensors.arrays import as_arrays, as_tensors
 from shared.tensors.names import Tensors
 from shared.tensors.wire import decode
 
@@ -44,9 +45,9 @@ def test_every_method_runs_compressed_and_sends_what_the_coordinator_expects(
     for _ in range(2):
         task = simulation.task(simulation.clients[0])
         update, _ = train(simulation, simulation.clients[0].private)
-        decode(update.encode(), simulation.server.upload_spec(task.facts))
-        restored = simulation.server.received(update.shared, task.shared)
-        spec = simulation.server.update_spec(task.facts)
+        decode(update.encode(), simulation.server.half.upload_spec(task.facts))
+        restored = as_tensors(simulation.server.half.received(update.shared, as_arrays(task.shared)))
+        spec = simulation.server.half.update_spec(task.facts)
         decode(replace(update, shared=restored).encode(), spec)
         simulation.run_round()
     plain = Simulation(method_plan(METHOD_CASES[name], NORMED), sites(2))

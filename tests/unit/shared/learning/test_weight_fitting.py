@@ -7,12 +7,12 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision.models
+from support.halves import server_half
 from support.tensors import assert_same_tensors
 from torch import Tensor, nn
 
 from shared.contract.errors import WeightsError
 from shared.contract.plan import FederationPlan, validate_plan
-from shared.learning.methods import server_half
 from shared.learning.model import build_double, build_single
 from shared.learning.weight_fitting import fit_weights, parse_weights
 

@@ -21,6 +21,7 @@ from support.tensor_bodies import (
 from torch import Tensor
 
 from shared.contract.errors import WireError
+from shared.tensors.arrays import as_tensors
 from shared.tensors.checker import Checker
 from shared.tensors.spec import Spec
 from shared.tensors.wire import decode, encode
@@ -101,7 +102,7 @@ class TestFuzz:
         except WireError:
             return
         assert Spec.of(received) == MIXED_SPEC
-        assert all(bool(tensor.isfinite().all()) for tensor in received.values())
+        assert all(bool(tensor.isfinite().all()) for tensor in as_tensors(received).values())
         assert all(isinstance(text, str) for item in metadata.items() for text in item)
 
     @settings(max_examples=300)

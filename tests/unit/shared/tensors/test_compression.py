@@ -9,7 +9,7 @@ from support.compression import OPTIONS
 
 from shared.contract.errors import WireError
 from shared.contract.plan import UpdateCompression
-from shared.tensors.arrays import Array, Arrays, as_tensors
+from shared.tensors.arrays import Array, Arrays
 from shared.tensors.compression import compress, compressed_spec, restore
 from shared.tensors.names import SHARED, add_prefix
 from shared.tensors.spec import Spec
@@ -52,8 +52,8 @@ def test_an_upload_has_the_announced_form_and_survives_the_wire(
 ) -> None:
     trained, base = pair
     sent, restored, _ = sent_and_restored(trained, base, option)
-    spec = compressed_spec(Spec.of(as_tensors({"w": trained})).prefixed(SHARED), option)
-    body = encode(as_tensors(add_prefix(sent, SHARED)))
+    spec = compressed_spec(Spec.of({"w": trained}).prefixed(SHARED), option)
+    body = encode(add_prefix(sent, SHARED))
     received, _ = decode(body, spec)
     assert len(body) <= spec.max_total_bytes
     assert Spec.of(received).entries == spec.entries
@@ -142,18 +142,18 @@ def test_vectors_and_other_dtypes_are_sent_as_they_are(option: UpdateCompression
     assert {name: value.tolist() for name, value in restore(sent, base, option).items()} == {
         name: value.tolist() for name, value in trained.items()
     }
-    spec = Spec.of(as_tensors(base)).prefixed(SHARED)
+    spec = Spec.of(base).prefixed(SHARED)
     assert compressed_spec(spec, option).entries == spec.entries
 
 
 def test_personal_tensors_are_not_compressed() -> None:
-    spec = Spec.of(as_tensors({"personal.offset": np.ones((3, 4, 4), np.float32)}))
+    spec = Spec.of({"personal.offset": np.ones((3, 4, 4), np.float32)})
     assert compressed_spec(spec, "int8").entries == spec.entries
 
 
 def test_without_compression_nothing_changes() -> None:
     tensors: Arrays = {"w": np.ones((2, 2), np.float32)}
-    spec = Spec.of(as_tensors(tensors)).prefixed(SHARED)
+    spec = Spec.of(tensors).prefixed(SHARED)
     assert compressed_spec(spec, "none").entries == spec.entries
     sent, residual = compress(tensors, {}, {}, "none")
     assert (sent["w"] is tensors["w"], residual) == (True, {})
@@ -205,7 +205,7 @@ def test_any_upload_that_a_checker_accepts_gives_finite_tensors(values: Array, s
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_scales_that_are_not_finite_are_refused(value: float) -> None:
-    spec = compressed_spec(Spec.of(as_tensors({"shared.w": np.ones((2, 2), np.float32)})), "int8")
+    spec = compressed_spec(Spec.of({"shared.w": np.ones((2, 2), np.float32)}), "int8")
     upload: Arrays = {"shared.w": np.ones((2, 2), np.int8), "shared.w.scales": np.array([value], np.float32)}
     with pytest.raises(WireError, match=r"'shared\.w\.scales' contains a value that is not finite"):
-        decode(encode(as_tensors(upload)), spec)
+        decode(encode(upload), spec)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.contract.errors import WireError
 from shared.contract.limits import MAX_INTEGER, MAX_WEIGHT
+from shared.tensors.arrays import as_tensors
 from shared.tensors.mean import RunningMean
 from shared.tensors.wire import encode
 
@@ -32,7 +33,7 @@ def mean_of(sets: list[dict[str, Tensor]], counts: list[int] | None = None) -> d
     mean = RunningMean()
     for tensors, weight in zip(sets, counts or [1] * len(sets), strict=True):
         mean.add(tensors, weight)
-    return mean.result()
+    return as_tensors(mean.result())
 
 
 @st.composite

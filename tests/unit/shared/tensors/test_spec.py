@@ -16,8 +16,8 @@ def test_spec_can_be_taken_from_meta_tensors() -> None:
     with torch.device("meta"):
         spec = Spec.of(torch.nn.Linear(3, 2).state_dict())
     assert spec.entries == {
-        "weight": Entry((2, 3), torch.float32),
-        "bias": Entry((2,), torch.float32),
+        "weight": Entry((2, 3), "F32"),
+        "bias": Entry((2,), "F32"),
     }
 
 

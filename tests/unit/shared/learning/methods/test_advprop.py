@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.halves import server_half
 from support.tensors import assert_same_tensors, differ
 from support.tiny import CLASSES, NORMED, digits, first_task, plan_for, site
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from lab.simulation.simulation import Simulation
 from shared.contract.method_options import AdvPropOptions
 from shared.contract.plan import ImagePlan
 from shared.contract.seeds import derive_seed
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.advprop import Attack, without_auxiliary
 from shared.learning.methods.base import TrainingContext
 from shared.learning.methods.training_loop import mean_loss

@@ -16,19 +16,20 @@ from support.distrans import (
     train,
     uploads_of,
 )
+from support.halves import server_half
 from support.tensor_data import TensorData
 from support.tensors import assert_same_tensors, differ
 from torch import Tensor
 
 from shared.contract.plan import validate_plan
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import (
     RoundContext,
     RoundTask,
-    ServerState,
     TrainingContext,
     TrainingInterrupted,
 )
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.model import build_double
 from shared.learning.offsets import relative_motion
 from shared.learning.runtime import Runtime
@@ -93,7 +94,7 @@ class TestClient:
     @pytest.mark.parametrize("aggregation", ["none", "mean", "network"])
     def test_backup_is_the_last_upload_under_every_aggregation(self, aggregation: str) -> None:
         plan, uploads = small_plan(offset_backup=True), uploads_of("a", "b")
-        server, older = server_half(plan), ServerState({}, {"offset.of.a": torch.ones(SHAPE)})
+        server, older = server_half(plan), TensorState({}, {"offset.of.a": torch.ones(SHAPE)})
         state = server.finish(older, {}, uploads, RoundContext(ROSTER, {"offset_aggregation": aggregation}))
         for client, uploaded in uploads:
             personal = server.personal(state, client, RoundContext(ROSTER, {"offset_aggregation": "none"}))
@@ -174,7 +175,7 @@ class TestClient:
 
     def test_a_plan_of_another_method_is_refused(self) -> None:
         plan = validate_plan({"name": "x", "classes": ["a", "b"], "method": {"name": "fedavg"}})
-        for half in (type(server_half(plan_with())), type(client_half(plan_with()))):
+        for half in (type(server_half(plan_with()).half), type(client_half(plan_with()))):
             with pytest.raises(TypeError, match="fedavg"):
                 half(plan)
 

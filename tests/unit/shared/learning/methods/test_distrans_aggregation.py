@@ -16,16 +16,17 @@ from support.distrans import (
     train,
     uploads_of,
 )
+from support.halves import server_half
 from support.tensors import assert_same_tensors
 
 from shared.contract.plan import validate_plan
 from shared.learning.generator import GeneratorTrainer
-from shared.learning.methods import server_half
 from shared.learning.methods.base import (
     RoundContext,
 )
 from shared.learning.model import build_double
 from shared.learning.offsets import initial_offset
+from shared.tensors.arrays import as_tensor
 from shared.tensors.spec import Spec
 
 
@@ -119,7 +120,7 @@ def test_first_offset_follows_the_aggregation_that_dh_selects() -> None:
         [record("a", 5, 5, 5), record("b", 5, 5, 5)],
         [record("a", 5, 0, 0), record("b", 0, 5, 5)],
     )
-    noise = initial_offset(plan, options_of(plan), "a")
+    noise = as_tensor(initial_offset(plan, options_of(plan), "a"))
     for roster, is_noise in ((alike, False), (apart, True)):
         context = RoundContext(roster, server.facts(roster))
         found = server.personal(server.initial_state(), roster[0], context)["initial_offset"]
@@ -229,7 +230,7 @@ class TestNetwork:
         for client, personal in uploads_of("a", "b"):
             trainer.fit(embedding_of(client), personal["offset"])
         untrained = GeneratorTrainer(plan, options_of(plan).generator)
-        start = untrained.generate(embedding_of(late), initial_offset(plan, options_of(plan), late.id))
+        start = untrained.generate(embedding_of(late), as_tensor(initial_offset(plan, options_of(plan), late.id)))
         found = server_half(plan).personal(state, late, RoundContext(ROSTER, facts))
         assert_same_tensors(found, {"offset": trainer.generate(embedding_of(late), start)})
 

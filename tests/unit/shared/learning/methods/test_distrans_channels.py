@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.halves import server_half
 from support.tensors import assert_same_tensors
 from support.tiny import NORMED, digits, first_task, plan_for, site
 from torch import nn
@@ -12,7 +13,7 @@ from lab.simulation.simulation import Simulation
 from shared.contract.plan import FederationPlan
 from shared.learning.backbones import Backbone
 from shared.learning.batchnorm import using
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import TrainingContext
 from shared.learning.model import DoubleChannelModel, blend, build_double, build_single
 from shared.learning.runtime import Runtime

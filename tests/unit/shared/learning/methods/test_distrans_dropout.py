@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.distrans import SHAPE, digits, options_of, plan_with
+from support.halves import server_half
 from support.plan_texts import plan_data, plan_errors
 
 from shared.contract.class_totals import CLASS_TOTALS
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import ClientRecord, RoundTask, TrainingContext
 from shared.learning.methods.distrans import OffsetStepper
 from shared.learning.model import build_double

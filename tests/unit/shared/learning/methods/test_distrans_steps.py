@@ -12,13 +12,13 @@ from support.distrans import (
     task_for,
     train,
 )
+from support.halves import server_half
 from support.programs import needs
 from support.tensor_data import TensorData
 from support.tensors import assert_same_tensors, differ
 from torch import Tensor, nn
 
 from shared.learning.backbones import Backbone, Stem
-from shared.learning.methods import server_half
 from shared.learning.methods.base import (
     RoundTask,
     Update,

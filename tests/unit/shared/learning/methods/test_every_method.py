@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from support.halves import server_half
 from support.simulating import evaluate_clients
 from support.tensors import assert_same_tensors
 from support.tiny import METHOD_CASES, NORMED, digits, method_plan, plan_for, sites
@@ -12,10 +13,12 @@ from support.tiny import METHOD_CASES, NORMED, digits, method_plan, plan_for, si
 from client_agent.serving.export import StandaloneModel
 from lab.simulation.simulation import Simulation
 from shared.contract.method_options import METHOD_NAMES
-from shared.learning.methods import METHODS, server_half
-from shared.learning.methods.base import ClientRecord, RoundContext, ServerState, TrainingContext
+from shared.learning.methods import METHODS
+from shared.learning.methods.base import ClientRecord, RoundContext, TrainingContext
 from shared.learning.methods.modules import ModulePredictor
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.runtime import Runtime
+from shared.tensors.arrays import as_tensors
 from shared.tensors.names import Tensors
 from shared.tensors.spec import Spec
 from shared.tensors.wire import decode, digest, encode
@@ -57,7 +60,7 @@ def test_runs_agree_to_the_bit_even_with_a_restart_in_between(method: dict[str, 
     for simulation in (first, second):
         simulation.run_round()
     restarted = begin(method, backbone)
-    restarted.state = ServerState(stored(second.state.shared), stored(second.state.private))
+    restarted.state = TensorState(stored(second.state.shared), stored(second.state.private))
     restarted.round = 1
     for client, before in zip(restarted.clients, second.clients, strict=True):
         client.private = stored(before.private)
@@ -77,7 +80,7 @@ def test_update_matches_its_spec_and_contains_nothing_private(method: dict[str, 
         for client in simulation.clients:
             task = simulation.task(client)
             update, private = simulation.client.train(task, client.private, TrainingContext(client.train))
-            sent, _ = decode(update.encode(), simulation.server.update_spec(facts))
+            sent = as_tensors(decode(update.encode(), simulation.server.half.update_spec(facts))[0])
             named = {f"shared.{name}" for name in update.shared} | {f"personal.{name}" for name in update.personal}
             assert sent.keys() == named
             stored(private)  # plain tensors that share no memory
@@ -98,17 +101,26 @@ def _may_be_sent(method: dict[str, Any], name: str) -> bool:
     return name.startswith(("previous.", "local_copy."))
 
 
+def _sends_parameters_only(method: dict[str, Any]) -> bool:
+    return method["name"] == "pfedme" or method.get("batchnorm_statistics") == "private"
+
+
 @pytest.mark.parametrize("backbone", ["lenet", NORMED])
 @every_method
 def test_coordinator_s_tensors_match_the_specs_agents_expect(method: dict[str, Any], backbone: str) -> None:
     simulation = begin(method, backbone)
     for _ in range(3):
-        server = simulation.server
-        facts = server.facts(simulation.roster)
-        assert Spec.of(simulation.state.shared) == server.model_spec()
+        server, half = simulation.server, simulation.server.half
+        facts, state = server.facts(simulation.roster), simulation.state
+        assert Spec.of(state.shared) == half.model_spec()
+        from_storage = half.stored_update_spec(Spec.of(state.shared), Spec.of(state.private), facts)
+        is_network_needed = method["name"].startswith("pfedhn") or (
+            backbone == NORMED and _sends_parameters_only(method)
+        )
+        assert from_storage == (None if is_network_needed else half.update_spec(facts))
         for client in simulation.clients:
             sent = server.personal(simulation.state, client.record, RoundContext(simulation.roster, facts))
-            assert Spec.of(sent) in server.personal_specs(facts)
+            assert Spec.of(sent) in half.personal_specs(facts)
         if simulation.round < 2:
             simulation.run_round()
 
@@ -119,7 +131,7 @@ def test_personal_tensors_do_not_depend_on_the_order_of_the_roster(method: dict[
     state, roster = server.initial_state(), [client.record for client in sites(3)]
     facts = server.facts(roster)
     for record in roster:
-        expected = server.personal(ServerState({}, state.private), record, RoundContext(roster, facts))
+        expected = server.personal(TensorState({}, state.private), record, RoundContext(roster, facts))
         assert_same_tensors(server.personal(state, record, RoundContext(roster[::-1], facts)), expected)
         stored(expected)
 

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.halves import server_half
 from support.tensor_data import TensorData
 from support.tensors import assert_same_tensors
 from torch import Tensor
 
 from shared.contract.errors import DistransError
 from shared.contract.plan import FederationPlan, validate_plan
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import (
     BatchProgress,
     ClientRecord,
@@ -28,6 +29,7 @@ from shared.learning.methods.base import (
 from shared.learning.methods.training_loop import make_sgd
 from shared.learning.model import build_single
 from shared.tensors.mean import RunningMean
+from shared.tensors.spec import Spec
 
 CLASSES = 3
 Tensors = dict[str, Tensor]
@@ -270,4 +272,4 @@ def test_update_matches_its_spec() -> None:
     entries = server.update_spec({}).entries
     assert entries.keys() == {f"shared.{name}" for name in update.shared}
     for name, tensor in update.shared.items():
-        assert (entries[f"shared.{name}"].shape, entries[f"shared.{name}"].dtype) == (tensor.shape, tensor.dtype)
+        assert entries[f"shared.{name}"] == Spec.of({name: tensor}).entries[name]

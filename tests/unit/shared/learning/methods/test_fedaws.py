@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.halves import server_half
 from support.simulating import evaluate_all
 from support.tensor_data import TensorData
 from support.tensors import assert_same_tensors
@@ -13,14 +14,24 @@ from torch import Tensor
 from lab.simulation.simulation import SimulatedClient, Simulation
 from shared.contract.method_options import FedAwSOptions
 from shared.contract.seeds import derive_seed
-from shared.learning.methods import client_half, server_half
-from shared.learning.methods.base import ClientRecord, RoundContext, ServerState, TrainingContext
-from shared.learning.methods.fedaws import FeatureNet, positive_loss, spread_gradient, spread_out
+from shared.learning.methods import client_half, fedaws_server
+from shared.learning.methods.base import ClientRecord, RoundContext, TrainingContext
+from shared.learning.methods.fedaws import FeatureNet, positive_loss
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.methods.training_loop import make_sgd
 from shared.learning.runtime import Runtime
+from shared.tensors.arrays import as_array, as_tensor
 from shared.tensors.names import Tensors
 
 PAIR = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2]], dtype=torch.float64)
+
+
+def spread_gradient(rows: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    return as_tensor(fedaws_server.spread_gradient(as_array(rows), *arguments, **options))
+
+
+def spread_out(rows: Tensor, rate: float, options: FedAwSOptions) -> Tensor:
+    return as_tensor(fedaws_server.spread_out(as_array(rows), rate, options))
 
 
 def spread_loss(rows: Tensor, margin: float, scale: float = 1.0) -> Tensor:
@@ -149,7 +160,7 @@ def test_client_round_matches_plain_pytorch(margin: float) -> None:
 
 def finish(the_plan: Any, counts: tuple[int, ...], rows: Tensor, before: Tensor) -> Tensor:
     uploads: list[tuple[ClientRecord, Tensors]] = [(ClientRecord("a", counts), {"rows": rows})]
-    state = server_half(the_plan).finish(ServerState({}, {"rows": before}), {}, uploads, RoundContext([], {}))
+    state = server_half(the_plan).finish(TensorState({}, {"rows": before}), {}, uploads, RoundContext([], {}))
     return state.private["rows"]
 
 

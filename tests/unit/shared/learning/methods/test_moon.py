@@ -3,15 +3,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from support.halves import server_half
 from support.tensors import assert_same_tensors, differ
 from support.tiny import NORMED, digits, first_task, plan_for, site
 from torch import Tensor
 
 from lab.simulation.simulation import Simulation
 from shared.contract.seeds import derive_seed
-from shared.learning.methods import client_half, server_half
-from shared.learning.methods.base import RoundContext, ServerState, TrainingContext
+from shared.learning.methods import client_half
+from shared.learning.methods.base import RoundContext, TrainingContext
 from shared.learning.methods.moon import MoonModel, contrast
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.methods.training_loop import make_sgd, mean_loss
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
@@ -161,7 +163,7 @@ def test_backbone_starts_with_the_same_weights_as_in_every_method() -> None:
 def test_server_momentum_delays_and_then_carries_on_changes() -> None:
     server = server_half(plan_for({**MOON, "server_momentum": 0.5}))
     others = {"count": torch.tensor([3]), "bn.running_var": torch.tensor([0.5])}
-    state = ServerState({name: value + 1 for name, value in others.items()} | {"w": torch.tensor([4.0])})
+    state = TensorState({name: value + 1 for name, value in others.items()} | {"w": torch.tensor([4.0])})
     state = server.finish(state, {"w": torch.tensor([2.0]), **others}, [], RoundContext([], {}))
     assert state.shared["w"].item() == 3  # 4 − ½ (4 − 2)
     assert_same_tensors(

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from support.halves import server_half
 from support.tensors import assert_same_tensors
 from support.tiny import NORMED, digits, first_task, plan_for, site
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from lab.simulation.simulation import Simulation
 from shared.contract.errors import PlanError, WeightsError
 from shared.contract.seeds import derive_seed
-from shared.learning.methods import client_half, server_half
+from shared.learning.methods import client_half
 from shared.learning.methods.base import TrainingContext
 from shared.learning.methods.training_loop import make_sgd, mean_loss
 from shared.learning.model import build_single

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from support.halves import server_half
 from support.tensors import assert_same_tensors, differ
 from support.tiny import NORMED, digits, first_task, plan_for, site
 from torch import nn
@@ -10,9 +11,10 @@ from torch import nn
 from lab.simulation.simulation import Simulation
 from shared.contract.method_options import PFedMeOptions
 from shared.contract.seeds import derive_seed
-from shared.learning.methods import client_half, server_half
-from shared.learning.methods.base import RoundContext, ServerState, TrainingContext
+from shared.learning.methods import client_half
+from shared.learning.methods.base import RoundContext, TrainingContext
 from shared.learning.methods.pfedme import PersonalSGD
+from shared.learning.methods.tensor_half import TensorState
 from shared.learning.model import build_single
 from shared.learning.runtime import Runtime
 from shared.tensors.names import strip_prefix
@@ -97,7 +99,7 @@ def test_later_round_matches_plain_pytorch() -> None:
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])
 def test_server_mixes_the_old_model_with_the_mean(beta: float) -> None:
     server = server_half(plan_for({"name": "pfedme", "server_mix": beta}))
-    state = ServerState({"w": torch.tensor([1.0]), "running_mean": torch.tensor([7.0])})
+    state = TensorState({"w": torch.tensor([1.0]), "running_mean": torch.tensor([7.0])})
     mixed = server.finish(state, {"w": torch.tensor([3.0])}, [], RoundContext([], {}))
     assert mixed.shared["w"].item() == 1 + 2 * beta
     assert mixed.shared["running_mean"].item() == 7  # not averaged: the initial value for every client

@@ -6,14 +6,14 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision.models
+from support.halves import server_half
 from support.tensors import assert_same_tensors
 from torch import Tensor
 
-from server.service import initial_weights
-from server.service.initial_weights import load_pretrained
+from server.compute import initial_weights
+from server.compute.initial_weights import load_pretrained
 from shared.contract.errors import WeightsError
 from shared.contract.plan import FederationPlan, validate_plan
-from shared.learning.methods import server_half
 
 RESNET18 = torchvision.models.ResNet18_Weights.IMAGENET1K_V1
 

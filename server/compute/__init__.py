@@ -1,0 +1,1 @@
+"""What the coordinator computes with torch, in a process of its own: the coordinator itself never loads it."""

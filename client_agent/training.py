@@ -13,6 +13,7 @@ from client_agent.threads import TrainingThreads, limit_threads, most_training_t
 from shared.contract.messages import RoundTaskView
 from shared.learning.methods import client_half
 from shared.learning.methods.base import RoundTask, TrainingContext, TrainingInterrupted, Update
+from shared.learning.residuals import train_round
 from shared.tensors.names import Tensors
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,13 @@ class Trainer:
         )
 
     def train(self, current: RoundTaskView, bundle: Bundle, data: SiteData) -> tuple[Update, Tensors] | None:
-        """Return the update and its private tensors; None if this round cannot be trained here.
+        """Return the update and what to keep once it is acknowledged; None if this round cannot be trained here.
 
         Raises DataError if too many images cannot be read: the round may work once they are back.
         """
         self._status.enter(Phase.TRAINING, current.number)
-        task = RoundTask(self._context.identity.name, current.number, bundle.shared, bundle.personal, current.facts)
-        private = self._context.state.private()
+        name, kept = self._context.identity.name, self._context.state.kept()
+        task = RoundTask(name, current.number, bundle.shared, bundle.personal, current.facts, bundle.made_in)
         if self._threads is not None:
             limit_threads(self._threads.choose())
         try:
@@ -47,7 +48,7 @@ class Trainer:
                 context = TrainingContext(
                     data.train, self._context.runtime, display.update, self._context.stopping.is_set
                 )
-                trained = self._half.train(task, private, context)
+                trained = train_round(self._half, task, kept, context)
         except TrainingInterrupted as error:
             raise StopRequested from error
         except DataError as error:

@@ -14,6 +14,7 @@ from shared.contract.messages import ModelPointer
 from shared.contract.plan import FederationPlan
 from shared.learning.methods import server_half
 from shared.tensors.spec import Spec
+from shared.tensors.wire import read_metadata
 
 _MAX_NUMBER = 2**31
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -43,13 +44,18 @@ class ModelFetcher:
         if not _DIGEST.fullmatch(pointer.digest):
             raise UnusableModel(f"{pointer.digest[:100]!r} is not a valid digest.")
         if newest is not None and newest.digest == pointer.digest:
-            shared = newest.shared
+            shared, made_in = newest.shared, newest.made_in
         else:
             expected = ExpectedDownload([self._model_spec], pointer.size_bytes, pointer.digest)
             body = coordinator.download(pointer.url, self._state.path / "model.part", expected)
-            shared = safetensors.torch.load(body)
+            shared, made_in = safetensors.torch.load(body), _made_in(body)
         expected = ExpectedDownload(server_half(self._plan).personal_specs(facts))
         body = coordinator.download(personal_url, self._state.path / "personal.part", expected)
-        return Bundle(
-            pointer.number, pointer.digest, shared, safetensors.torch.load(body), self._state.private(), facts
-        )
+        personal, private = safetensors.torch.load(body), self._state.private()
+        return Bundle(pointer.number, pointer.digest, shared, personal, private, facts, made_in)
+
+
+def _made_in(body: bytes) -> int | None:
+    """Return the number of the round that made a model: its own, unless the federation was rolled back to it."""
+    number = read_metadata(body).get("model", "")
+    return int(number) if re.fullmatch("[0-9]{1,10}", number) else None

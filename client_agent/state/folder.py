@@ -2,7 +2,7 @@
 
 identity.json            which client this is (0600)
 join.json                an unfinished join, until identity.json exists (0600); see pending_join.py
-private.safetensors      tensors that a method keeps at the site, such as the offset
+private.safetensors      what a method keeps at the site, such as the offset, and what compressed updates left out
 pending/                 an update not yet acknowledged, with its private tensors
 models/                  the last models; see kept_models.py
 history.jsonl            the gate's decisions; see decisions.py
@@ -28,6 +28,7 @@ from client_agent.state.own_models import OwnModels
 from client_agent.state.pending_join import forget_join
 from client_agent.state.servable_models import ModelStore
 from client_agent.status import StatusSnapshot
+from shared.learning.residuals import without_residual
 from shared.system.files import is_locked, locked, sync_folder, write_durably
 from shared.tensors.names import Tensors
 from shared.tensors.wire import encode
@@ -104,15 +105,19 @@ class StateFolder:
 
     def private(self) -> Tensors:
         """Return the tensors that a method keeps at the site; none before its first round."""
+        return without_residual(self.kept())
+
+    def kept(self) -> Tensors:
+        """Return the private tensors with what compressed updates have left out so far."""
         return load_tensors(self.path / "private.safetensors")
 
-    def stage_upload(self, pending: PendingUpload, body: bytes, private: Tensors) -> None:
+    def stage_upload(self, pending: PendingUpload, body: bytes, kept: Tensors) -> None:
         """Store an update until the coordinator acknowledges it; its private tensors take effect only then."""
         folder, staging = self.path / "pending", self.path / "pending.new"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
         write_durably(staging / "update.safetensors", body)
-        write_durably(staging / "private.safetensors", encode(private))
+        write_durably(staging / "private.safetensors", encode(kept))
         write_durably(staging / "pending.json", pending.model_dump_json().encode())
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)

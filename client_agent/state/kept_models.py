@@ -35,6 +35,7 @@ class Bundle:
     personal: Tensors
     private: Tensors
     facts: dict[str, str]
+    made_in: int | None = None  # the round that made the model, if known; after a rollback, one before `number`
 
     @cached_property
     def fingerprint(self) -> str:
@@ -138,6 +139,7 @@ class KeptModels:
             "digest": bundle.digest,
             "fingerprint": bundle.fingerprint,
             "facts": bundle.facts,
+            "made_in": bundle.made_in,
             "files": {name: digest(body) for name, body in bodies.items()},
         }
         try:
@@ -155,9 +157,9 @@ class KeptModels:
 
     def load(self, kept: KeptModel) -> Bundle:
         """Read a kept model; raise StateError if its files are missing or have changed."""
-        facts, bodies = self._read(kept)
+        about, bodies = self._read(kept)
         shared, personal, private = (decode_tensors(file, body) for file, body in bodies.items())
-        return Bundle(kept.key.number, kept.key.digest, shared, personal, private, facts)
+        return Bundle(kept.key.number, kept.key.digest, shared, personal, private, about["facts"], about.get("made_in"))
 
     def damage(self, kept: KeptModel) -> str:
         """Return why a kept model cannot be loaded, without loading torch; empty if its files are intact."""
@@ -167,11 +169,11 @@ class KeptModels:
             return error.message
         return ""
 
-    def _read(self, kept: KeptModel) -> tuple[dict[str, str], dict[Path, bytes]]:
-        """Return a model's facts and files, which match their digests; older agents stored no digests."""
+    def _read(self, kept: KeptModel) -> tuple[dict[str, Any], dict[Path, bytes]]:
+        """Return what is known about a model, and its files, which match their digests; older agents stored none."""
         try:
             about = _read_about(kept.folder)
-            expected, facts = dict(about.get("files", {})), dict(about["facts"])
+            expected, about["facts"] = dict(about.get("files", {})), dict(about["facts"])
             files = [kept.folder / f"{name}.safetensors" for name in _PARTS]
             bodies = {file: file.read_bytes() for file in files}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -179,7 +181,7 @@ class KeptModels:
         for file, body in bodies.items():
             if digest(body) != expected.get(file.stem, digest(body)):
                 raise StateError(f"{file} has changed since it was written.")
-        return facts, bodies
+        return about, bodies
 
     def prune(self, keep: int, protected: Collection[KeptModel]) -> None:
         """Remove all but the last `keep` to arrive and the protected ones."""

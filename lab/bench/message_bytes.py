@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from rich.console import Console
@@ -17,7 +18,7 @@ from lab.bench.outputs import check_outputs
 from lab.experiments.communication import model_bytes
 from shared.contract.measurements import TrainingReport
 from shared.contract.method_options import METHOD_NAMES
-from shared.contract.plan import BUILT_IN_BACKBONES, FederationPlan, validate_plan
+from shared.contract.plan import BUILT_IN_BACKBONES, FederationPlan, UpdateCompression, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import Facts
 from shared.learning.methods.pfedhn_server import MAX_HYPERNETWORK_BYTES, PFedHNServer
@@ -27,6 +28,8 @@ from shared.tensors.wire import encode
 
 _CLASSES = 10
 _REPORT = TrainingReport(samples=1000, batches=32, loss=1.0, accuracy=0.5, seconds=10.0)
+_OPTIONS = tuple(option for option in get_args(UpdateCompression) if option != "none")
+_COMPRESSED = ("distrans", "fedavg")  # also shown with compressed updates
 # What a round's facts can change about the messages: whether offsets travel.
 _FORMS: dict[str, dict[str, Facts]] = {
     "distrans": {
@@ -59,10 +62,11 @@ class MethodBytes:
 
 
 def measure(backbone: str) -> Iterator[MethodBytes]:
-    """Yield the bytes of every method that can run with this backbone."""
+    """Yield the bytes of every method that can run with this backbone, and of two with compressed updates."""
     weights, _ = model_bytes(backbone)
-    for method in METHOD_NAMES:
-        plan = _plan(backbone, method)
+    compressed = [(method, option) for method in _COMPRESSED for option in _OPTIONS]
+    for method, option in [*((method, "none") for method in METHOD_NAMES), *compressed]:
+        plan = _plan(backbone, method, option)
         half = server_half(plan)
         if isinstance(half, PFedHNServer) and half.hypernetwork.head_bytes > MAX_HYPERNETWORK_BYTES:
             continue  # the coordinator would refuse the plan
@@ -70,15 +74,15 @@ def measure(backbone: str) -> Iterator[MethodBytes]:
         for title, facts in _FORMS.get(method, {method: {}}).items():
             # The largest form is that of a client with all classes.
             personal = max(half.personal_specs(facts), key=lambda spec: spec.data_bytes)
-            update = _message_bytes(half.update_spec(facts), {"report": _REPORT.model_dump_json()})
-            yield MethodBytes(backbone, title, weights, model, _message_bytes(personal), update)
+            update = _message_bytes(half.upload_spec(facts), {"report": _REPORT.model_dump_json()})
+            name = title if option == "none" else f"{title}, {option}"
+            yield MethodBytes(backbone, name, weights, model, _message_bytes(personal), update)
 
 
-def _plan(backbone: str, method: str) -> FederationPlan:
+def _plan(backbone: str, method: str, option: str) -> FederationPlan:
     classes = [str(label) for label in range(_CLASSES)]
-    return validate_plan(
-        {"name": "bytes", "classes": classes, "model": {"backbone": backbone}, "method": {"name": method}}
-    )
+    tables = {"model": {"backbone": backbone}, "method": {"name": method}, "training": {"update_compression": option}}
+    return validate_plan({"name": "bytes", "classes": classes, **tables})
 
 
 def _message_bytes(spec: Spec, metadata: Mapping[str, str] | None = None) -> int:

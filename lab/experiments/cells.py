@@ -58,6 +58,8 @@ class Cell(Frozen):
     def id(self) -> str:
         """Digest of all settings that training depends on; `final` is not among them."""
         settings = self.model_dump(mode="json", exclude={"final"} if self.alone else {"final", "alone"})
+        if settings["plan"].get("training", {}).get("update_compression") == "none":
+            del settings["plan"]["training"]["update_compression"]  # results from before this setting stay valid
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -46,6 +46,6 @@ def transferred_bytes(simulation: Simulation) -> dict[str, int]:
     return {
         "down_shared": Spec.of(task.shared).data_bytes,
         "down_personal": Spec.of(task.personal).data_bytes,
-        "up": simulation.server.half.update_spec(task.facts).data_bytes,
+        "up": simulation.server.half.upload_spec(task.facts).data_bytes,
         "participants": participants,
     }

@@ -26,7 +26,9 @@ class AloneSimulation(Simulation):
         runtime: Runtime | None = None,
         pretrained: Tensors | None = None,
     ) -> None:
-        super().__init__(plan.model_copy(update={"method": FedAvgOptions()}), clients, runtime, pretrained)
+        training = plan.training.model_copy(update={"update_compression": "none"})
+        plan = plan.model_copy(update={"method": FedAvgOptions(), "training": training})
+        super().__init__(plan, clients, runtime, pretrained)
 
     @override
     def task(self, client: SimulatedClient) -> RoundTask:

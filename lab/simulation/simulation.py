@@ -24,8 +24,10 @@ from shared.learning.methods.base import (
     Update,
 )
 from shared.learning.methods.tensor_half import TensorHalf, TensorState
+from shared.learning.residuals import train_round
 from shared.learning.runtime import Runtime
 from shared.system.files import write_durably
+from shared.tensors.arrays import as_arrays
 from shared.tensors.names import SHARED, Tensors, add_prefix, strip_prefix
 
 _PRIVATE = "private."
@@ -106,7 +108,7 @@ class Simulation:
 
     def run_round(self) -> RoundOutcome:
         """Train at every participant and aggregate as the coordinator does."""
-        context, fold = self._context(), RoundFold(self.server.half)
+        context, fold = self._context(), RoundFold(self.server.half, as_arrays(self.state.shared))
         uploads: list[tuple[ClientRecord, Tensors]] = []
         reports: dict[str, TrainingReport] = {}
         for client in self.participants():
@@ -123,7 +125,7 @@ class Simulation:
 
     def _train(self, client: SimulatedClient) -> Update:
         context = TrainingContext(client.train, self.runtime)
-        update, client.private = self.client.train(self.task(client), client.private, context)
+        update, client.private = train_round(self.client, self.task(client), client.private, context)
         return update
 
 

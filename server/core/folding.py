@@ -21,24 +21,26 @@ class RoundFold:
     """Running mean of a round. The order of updates does not matter.
 
     However many clients there are, it takes two to four times the memory of an ordinary float32 model (see `ExactSum`),
-    and as much as one model for `arrays`, in which each update is loaded, and in the end the mean.
+    and as much as one model for `arrays`, in which each update is loaded, and in the end the mean. Compressed updates
+    take less, but the round's model is kept too.
     """
 
-    def __init__(self, half: ServerHalf) -> None:
-        self._half = half
+    def __init__(self, half: ServerHalf, base: Mapping[str, Array] | None = None) -> None:
+        """`base` is the model that the round started from; only compressed updates need it."""
+        self._half, self._base = half, base or {}
         self._mean = RunningMean()
         self.folded: set[str] = set()
         self.arrays: Arrays = {}
 
-    def add(self, client: ClientRecord, shared: "Mapping[str, Array] | Mapping[str, Tensor]") -> None:
-        """Fold in the shared tensors of a client's update, weighted by its record. A repeat changes nothing."""
+    def add(self, client: ClientRecord, uploaded: "Mapping[str, Array] | Mapping[str, Tensor]") -> None:
+        """Fold in the shared tensors of a client's upload, weighted by its record. A repeat changes nothing."""
         if client.id not in self.folded:
-            self._half.fold(self._mean, shared, client)
+            self._half.fold(self._mean, self._half.received(uploaded, self._base), client)
             self.folded.add(client.id)
 
     def mean(self) -> Arrays:
-        """Return the mean of the updates so far, in `arrays` if there are any."""
-        return self._mean.result(self.arrays)
+        """Return the mean of the updates so far, in `arrays` if there are any and they have its form."""
+        return self._mean.result({} if self._base else self.arrays)
 
 
 def first_nonfinite(tensors: Mapping[str, Array]) -> str | None:

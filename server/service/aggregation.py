@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from server.core.folding import RoundFold, blame, first_nonfinite, peak_of
 from server.core.lifecycle import UNDER_WAY, Fail
 from server.service.best_model import update_best_model
-from server.service.context import Context, notify_agents, round_context, server_half_of, wake_cleaner
+from server.service.context import Context, notify_agents, plan_of, round_context, server_half_of, wake_cleaner
 from server.service.isolation import FailureIsolation, is_storage_failure
 from server.service.method_calls import finish_round, personal_tensors
 from server.service.retention import drop_old_states, require_blob_id
@@ -29,8 +29,9 @@ from server.store import blobs
 from server.store.database import LOCK
 from server.store.objects.store import ObjectMissing
 from server.store.tables import Client, Federation, Model, Round, Update
-from shared.learning.methods.base import ClientRecord, RoundContext, ServerState
-from shared.tensors.arrays import Arrays
+from shared.learning.methods.base import ClientRecord, RoundContext, ServerHalf, ServerState
+from shared.tensors.arrays import Arrays, as_arrays
+from shared.tensors.names import PERSONAL, SHARED, add_prefix, strip_prefix
 from shared.tensors.wire import Encoded
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,17 @@ class Aggregator:
 
     def _blame(self, round_id: int) -> str:
         """Return whose update is to blame; reads all of them again, one at a time."""
-        return blame([peak_of(name, load_tensors(self._ctx.db, blob_id)) for name, blob_id in self._stored(round_id)])
+        with self._ctx.db.read() as session:
+            round_ = session.get_one(Round, round_id)
+            federation = session.get_one(Federation, round_.federation_id)
+        half, base = server_half_of(federation.plan), self._base_of_fold(federation, round_)
+        return blame([peak_of(name, self._update(half, base, blob_id)) for name, blob_id in self._stored(round_id)])
+
+    def _update(self, half: ServerHalf, base: Arrays, blob_id: str) -> Arrays:
+        """Return the tensors of a stored update as they were before it was compressed."""
+        tensors = load_tensors(self._ctx.db, blob_id)
+        shared = as_arrays(half.received(strip_prefix(tensors, SHARED), base))
+        return add_prefix(shared, SHARED) | add_prefix(strip_prefix(tensors, PERSONAL), PERSONAL)
 
     def _stored(self, round_id: int) -> list[tuple[str, str]]:
         """Return (client name, blob id) of the round's updates, sorted by name."""
@@ -113,7 +124,8 @@ class Aggregator:
         clients = {client.id: client for client in context.roster}
         with self._keep_lease(round_id):
             if fold is None:
-                fold = self._folds[round_id] = RoundFold(server_half_of(federation.plan))
+                base = self._base_of_fold(federation, round_)
+                fold = self._folds[round_id] = RoundFold(server_half_of(federation.plan), base)
             for name, blob_id in landed:
                 self._fold(fold, clients[name], blob_id)
             if state == "aggregating":
@@ -156,6 +168,14 @@ class Aggregator:
         finally:
             over.set()
             thread.join()
+
+    def _base_of_fold(self, federation: Federation, round_: Round) -> Arrays:
+        """Return the model that compressed updates of a round are differences to; nothing if they are not."""
+        if plan_of(federation.plan).training.update_compression == "none":
+            return {}
+        with self._ctx.db.read() as session:
+            base_id = require_blob_id(session, session.get_one(Model, (federation.id, round_.base_model)))
+        return load_tensors(self._ctx.db, base_id)
 
     def _fold(self, fold: RoundFold, client: ClientRecord, blob_id: str) -> None:
         fold.arrays = load_shared(self._ctx.db, blob_id, fold.arrays)

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from server.compute.calls import Held
 from server.compute.torch_calls import torch_calls
-from server.service.context import facts_of, server_half_of
+from server.service.context import facts_of, plan_of, server_half_of
 from server.service.retention import require_blob_id
 from server.service.stored_tensors import StoredTensors, load_tensors, stored_spec
 from server.store.database import Database
@@ -22,6 +22,7 @@ from shared.learning.methods.base import (
     next_shared,
 )
 from shared.tensors.arrays import Array, Arrays
+from shared.tensors.compression import compressed_spec
 from shared.tensors.spec import Spec
 
 _MAX_SPECS = 64
@@ -29,13 +30,14 @@ _specs: dict[tuple[str, str], Spec] = {}  # by plan and facts, on which alone th
 
 
 def update_spec(session: Session, federation: Federation, round_: Round) -> Spec:
-    """Return the spec of an update for a round, from the header of the stored model if that tells it."""
+    """Return the spec of an upload in a round, from the header of the stored model if that tells it."""
     facts = {name: value for name, value in facts_of(round_.facts).items() if name != CLASS_TOTALS}
     key = (federation.plan, json.dumps(facts, sort_keys=True))
     found = _specs.get(key)
     if found is None:
         found = _stored_update_spec(session, federation, round_, facts)
         found = found or torch_calls().update_spec(federation.plan, facts)
+        found = compressed_spec(found, plan_of(federation.plan).training.update_compression)
         if len(_specs) >= _MAX_SPECS:
             _specs.pop(next(iter(_specs)), None)
         _specs[key] = found

@@ -42,9 +42,11 @@ _SETTINGS_SINCE = (
     (2, "model", "initialization"),
     (2, "method", "offset_dropout"),
     (2, "method", "offset_loss"),
+    (3, "training", "update_compression"),
 )
 MIN_ABSENT_AFTER_S = 120.0  # agents report at least once a minute; one lost report must not count as absence
 
+UpdateCompression = Literal["none", "bf16", "int8", "int4"]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=128, strip_whitespace=True)]
 
@@ -130,6 +132,11 @@ class TrainingPlan(Frozen):
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of the model's SGD.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of the model's SGD.")
     clip_norm: float | None = Field(None, gt=0, description="Maximum norm of the model's gradient. Unset: no clipping.")
+    update_compression: UpdateCompression = Field(
+        "none",
+        description="How clients upload weights: in full, or as differences to the round's model in fewer bits. What "
+        "rounding leaves out, a client adds to its next update.",
+    )
 
 
 class RoundsPlan(Frozen):
@@ -215,6 +222,13 @@ class FederationPlan(Frozen):
                 f"model.weights: {self.method.name} generates its models with a hypernetwork, which cannot start from "
                 "given weights; use 'random'",
                 "model.weights",
+                "method.name",
+            )
+        if isinstance(self.method, HypernetworkOptions) and self.training.update_compression != "none":
+            raise ConflictingFields(
+                f"training.update_compression: {self.method.name}'s clients upload no shared weights to compress, only "
+                "how their own models changed; use 'none'",
+                "training.update_compression",
                 "method.name",
             )
         return self

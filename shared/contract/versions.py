@@ -1,6 +1,6 @@
 """The protocol version between agents and coordinators; docs/architecture.md has the compatibility rule."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 OLDEST_AGENT = 0  # oldest agent protocol this release of the coordinator accepts
 HEADER = "DisTrans-Protocol"  # on every agent request and every coordinator response
 UNVERSIONED = 0  # releases that predate the header

@@ -111,6 +111,12 @@ class Layout:
         return cls(Spec(entries), {name: end + entry["data_offsets"][0] for name, entry in found}, metadata)
 
 
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata of a body that has been checked."""
+    metadata: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    return metadata
+
+
 def digest(data: bytes) -> str:
     """Return the hexadecimal SHA-256 of a body."""
     return hashlib.sha256(data).hexdigest()

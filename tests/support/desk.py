@@ -266,7 +266,7 @@ def unreferenced_blobs(db: Database) -> set[str]:
 
 def update_limit(plan: FederationPlan) -> int:
     """Return the maximum size of an update for this plan, in bytes."""
-    return server_half(plan).update_spec({}).max_total_bytes
+    return server_half(plan).upload_spec({}).max_total_bytes
 
 
 def refused(kind: type[CoordinatorError], code: str, step: Callable[[], object]) -> CoordinatorError:

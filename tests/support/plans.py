@@ -34,7 +34,7 @@ def update_tensors(plan: FederationPlan, facts: Facts, seed: int) -> dict[str, t
         name: torch.randn(entry.shape, generator=generator)
         if entry.dtype.kind == "f"
         else torch.full(entry.shape, seed % 7, dtype=getattr(torch, entry.dtype.name))
-        for name, entry in server_half(plan).update_spec(facts).entries.items()
+        for name, entry in server_half(plan).upload_spec(facts).entries.items()
     }
 
 

@@ -144,12 +144,28 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def update_spec(self, facts: Facts) -> Spec:
-        """Return the spec of an update, with wire names. Builds the network, which needs torch."""
+        """Return the spec of an update before it is compressed, with wire names. Builds the network: needs torch."""
 
     def stored_update_spec(self, shared: Spec, private: Spec, facts: Facts) -> Spec | None:
         """Return `update_spec` if it follows from the specs of a stored state, without torch; None if it does not."""
         del shared, private, facts
         return None
+
+    def upload_spec(self, facts: Facts) -> Spec:
+        """Return the spec of an update as it is uploaded. Needs torch."""
+        from shared.tensors.compression import compressed_spec
+
+        return compressed_spec(self.update_spec(facts), self.plan.training.update_compression)
+
+    def received(
+        self, uploaded: "Mapping[str, Array] | Mapping[str, Tensor]", base: "Mapping[str, Array]"
+    ) -> "Mapping[str, Array] | Mapping[str, Tensor]":
+        """Return the shared tensors of an upload, restored from the model that its round started from."""
+        from shared.tensors.arrays import as_arrays
+        from shared.tensors.compression import restore
+
+        compression = self.plan.training.update_compression
+        return uploaded if compression == "none" else restore(as_arrays(uploaded), base, compression)
 
     def model_spec(self) -> Spec:
         """Return the spec of the published model; agents check downloads against it. Needs torch."""
@@ -184,13 +200,17 @@ def averaged_parameters(shared: Spec, plan: FederationPlan) -> Spec | None:
 
 @dataclass(frozen=True)
 class RoundTask:
-    """A client's part in a round: the model, its personal tensors and the round's facts."""
+    """A client's part in a round: the model, its personal tensors and the round's facts.
+
+    `model_round` is the round that made the model, by default the one before; after a rollback it is an older one.
+    """
 
     client_id: str
     round: int
     shared: Tensors
     personal: Tensors
     facts: Facts = field(default_factory=dict)
+    model_round: int | None = None
 
 
 class LocalData(Protocol):

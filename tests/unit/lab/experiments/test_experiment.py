@@ -140,6 +140,16 @@ class TestExpansion:
         assert one.id == same.id
         assert len({one.id, other.id, evaluated.id}) == 3
 
+    def test_id_is_that_of_earlier_releases_unless_updates_are_compressed(self) -> None:
+        data = [{"name": "digits", "clients": [10], "dh": [0.8]}]
+        plain, compressed = (
+            experiment(data=data, plan={"training": {"update_compression": option}}).cells("full")[0]
+            for option in ("none", "int8")
+        )
+        training = {name: value for name, value in plain.plan["training"].items() if name != "update_compression"}
+        assert plain.id == plain.model_copy(update={"plan": plain.plan | {"training": training}}).id
+        assert plain.id != compressed.id
+
 
 class TestFaults:
     def test_in_the_file_are_reported_together(self, tmp_path: Path) -> None:
@@ -239,6 +249,7 @@ EXPECTED = [
     "beyond-negatives",
     "beyond-nets",
     "beyond-shift",
+    "compression",
     "fig-alpha",
     "fig-distribution",
     "fig-epochs",

@@ -257,6 +257,11 @@ class TestRules:
         errors = plan_errors(plan_data(method={"name": name}, model={"weights": "file"}))
         assert "cannot start from given weights" in errors["plan"]
 
+    @pytest.mark.parametrize("name", ["pfedhn", "pfedhn-pc"])
+    def test_hypernetworks_have_no_updates_to_compress(self, name: str) -> None:
+        errors = plan_errors(plan_data(method={"name": name}, training={"update_compression": "int8"}))
+        assert "upload no shared weights to compress" in errors["plan"]
+
     def test_options_of_another_method_are_unknown(self) -> None:
         errors = plan_errors(plan_data(method={"name": "moon", "alpha": 0.3}))
         assert errors["method.alpha"].startswith("unknown setting; valid settings here: name, ")

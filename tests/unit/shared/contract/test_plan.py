@@ -184,7 +184,10 @@ class TestClassCounts:
 class TestOlderAgents:
     def test_are_not_shown_settings_they_do_not_know(self) -> None:
         plan = validate_plan(plan_data(method={"name": "distrans", "offset_dropout": 0.0, "offset_loss": "prior"}))
-        assert settings_to_hide(plan, 2) == {}
+        assert settings_to_hide(plan, 3) == {}
+        assert settings_to_hide(plan, 2) == {"training": {"update_compression"}}
+        compressed = validate_plan(plan_data(training={"update_compression": "int8"}))
+        assert settings_to_hide(compressed, 2) == {}, "an agent that cannot compress must not join"
         assert settings_to_hide(plan, 1)["method"] == {"offset_dropout"}, "offset_loss makes a difference"
         assert settings_to_hide(plan, 0)["rounds"] == {"absent_after_s"}
 

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 # Worker processes inherit the environment, which other processes of the same user can read, but do not need these.
-_SECRETS = ("DISTRANS_ADMIN_TOKEN", "DISTRANS_SCRAPE_TOKEN", "DISTRANS_DB", "DISTRANS_DB_PASSWORD")
+_SECRETS = (
+    "DISTRANS_ADMIN_TOKEN",
+    "DISTRANS_SCRAPE_TOKEN",
+    "DISTRANS_VIEWER_TOKEN",
+    "DISTRANS_DB",
+    "DISTRANS_DB_PASSWORD",
+)
 _OTHER_FILES = 128  # descriptors for anything but callers' connections: database, object store, files, libraries
 _DEFAULT_MAX_CONNECTIONS = 4096  # unless set otherwise
 _WORKER_SILENT_S = 60  # on a busy machine, even a healthy worker may take long to answer its supervisor

@@ -10,7 +10,14 @@ from shared.charts.scales import Scale, nice_ticks
 from shared.charts.svg import element, is_number, picture, shortened
 
 MAX_ROWS = 40
-PHASES = ("waiting", "training", "uploading", "aggregating", "late")  # classes of the same names in charts.css
+PHASES = (
+    "working",
+    "training",
+    "uploading",
+    "late",
+    "waiting",
+    "aggregating",
+)  # classes of the same names in charts.css
 _WIDTH, _LABEL, _RIGHT, _ROW = 840.0, 130.0, 24.0, 22.0
 _MAX_SEGMENTS = 12  # per row
 _UNITS = (1.0, 60.0, 3600.0, 86400.0)

@@ -1,6 +1,7 @@
 """Whether joining paid off, site by site: verdicts from the paired counts that sites share."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import add
 
@@ -12,6 +13,7 @@ from server.store.tables import Client, Evaluation, Federation
 from shared.contract.messages import SiteVerdict, VerdictSummary
 from shared.learning.verdict import describe_difference, reach_verdict
 
+_RECENT_MODELS = 10  # looked at first: finding each site's newest among those of all rounds takes far longer
 _reach_verdict = lru_cache(maxsize=4096)(reach_verdict)  # `federation show --watch` asks for the same ones again
 
 
@@ -23,9 +25,26 @@ def verdicts(
     As with accuracies, sites that left before the federation ended do not count. A client gets its own verdict and no
     summary, which would give away another's if there are few.
     """
+    rows = _newest_results(session, federation, only_client, _last_models(session, federation))
+    if any(text is None for _, _, text in rows):
+        rows = _newest_results(session, federation, only_client, 0)
+    shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
+    shared.sort(key=lambda one: one.client)
+    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+
+
+def _last_models(session: Session, federation: Federation) -> int:
+    newest = select(func.max(Evaluation.model_number)).where(Evaluation.federation_id == federation.id)
+    return (session.execute(newest).scalar() or 0) - _RECENT_MODELS
+
+
+def _newest_results(
+    session: Session, federation: Federation, only_client: str | None, since: int
+) -> Sequence[tuple[str, int | None, str | None]]:
+    """Return each site's result on the newest model it evaluated, of those numbered `since` or later."""
     newest = select(Evaluation.client_id, func.max(Evaluation.model_number).label("number"))
-    newest = newest.where(Evaluation.federation_id == federation.id).group_by(Evaluation.client_id)
-    last = newest.subquery()
+    newest = newest.where(Evaluation.federation_id == federation.id, Evaluation.model_number >= since)
+    last = newest.group_by(Evaluation.client_id).subquery()
     query = select(Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
         last, last.c.client_id == Client.id
     )
@@ -37,10 +56,7 @@ def verdicts(
     ).where(Client.federation_id == federation.id, Client.counted)
     if only_client is not None:
         query = query.where(Client.id == only_client)
-    rows = session.execute(query).all()
-    shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
-    shared.sort(key=lambda one: one.client)
-    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+    return [tuple(row) for row in session.execute(query)]
 
 
 def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:

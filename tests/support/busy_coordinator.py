@@ -23,12 +23,17 @@ class Busy:
 
     def play_round(self, number: int, *, without: int = 0) -> None:
         """Let all sites but the last few measure the newest model and upload."""
-        for index, site in enumerate(self.sites[: len(self.sites) - without]):
-            task = site.wait_for_round(number)
-            assert task.round is not None
-            self.measure(index, number - 1)
-            body = update_body(self.plan, task.round.facts, seed=number * 31 + index, samples=sum(_COUNTS[index]))
-            assert site.put(task.round.id, body).status_code == 200
+        for index in range(len(self.sites) - without):
+            self.upload(index, number)
+
+    def upload(self, index: int, number: int) -> None:
+        """Do one site's part in a round."""
+        site = self.sites[index]
+        task = site.wait_for_round(number)
+        assert task.round is not None
+        self.measure(index, number - 1)
+        body = update_body(self.plan, task.round.facts, seed=number * 31 + index, samples=sum(_COUNTS[index]))
+        assert site.put(task.round.id, body).status_code == 200
 
     def measure(self, index: int, model: int) -> None:
         """Report what a model scored at a site, and whether joining pays off there."""

@@ -28,7 +28,9 @@ def verdicts(
     rows = _newest_results(session, federation, only_client, _last_models(session, federation))
     if any(text is None for _, _, text in rows):
         rows = _newest_results(session, federation, only_client, 0)
-    shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
+    shared = [
+        found for name, number, text in rows if text and number is not None and (found := _of_site(name, number, text))
+    ]
     shared.sort(key=lambda one: one.client)
     return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
 
@@ -56,7 +58,7 @@ def _newest_results(
     ).where(Client.federation_id == federation.id, Client.counted)
     if only_client is not None:
         query = query.where(Client.id == only_client)
-    return [tuple(row) for row in session.execute(query)]
+    return [(name, number, text) for name, number, text in session.execute(query)]
 
 
 def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:

@@ -55,5 +55,5 @@ class Chart:
             data_keep=f"data-{self.key}",
         )
         note = element("p", self.note, class_="note") if self.note else ""
-        caption = element("figcaption", element("h3", self.title), note)
+        caption = element("figcaption", element("strong", self.title, class_="chart-title"), note)
         return element("figure", joined(caption, element("div", self.svg, class_="canvas"), data), class_="chart")

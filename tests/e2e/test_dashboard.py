@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 from support.api import SocketApi
+from support.axe import axe_script, findings
 from support.busy_coordinator import Busy, busy
 from support.coordinator import ADMIN_TOKEN
 from support.databases import migrate
@@ -145,3 +147,15 @@ def test_the_keyboard_reaches_the_content_and_the_controls(scene: Busy) -> None:
         page.wait_for_selector("dialog[open]")
         page.keyboard.press("Escape")
         assert not page.is_visible("dialog")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(scene: Busy, scheme: Any) -> None:
+    script = axe_script()
+    with signed_in(scene) as page:
+        page.emulate_media(color_scheme=scheme)
+        for path in ("/", "/federations/lung-nodules", "/audit", "/new", "/federations/lung-nodules/invite"):
+            page.goto(scene.api.url + path)
+            assert findings(page, script) == [], path
+        page.click("text=Sign out")
+        assert findings(page, script) == []

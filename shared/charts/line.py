@@ -63,12 +63,13 @@ def line_chart(title: str, series: Sequence[Series], options: LineOptions = _DEF
     grid, x, y = frame(across, Axis(_y_ticks(everything, options.bounds), options.shown))
     lines = [_line(one, x, y, "line thin", options) for one in thin]
     lines += [_line(one, x, y, f"line bold c{index}", options) for index, one in enumerate(bold, start=1)]
-    dots = [_dot(one, point, x, y, options) for one in thin for point in one.points]
+    few = sum(len(one.points) for one in thin) <= _MAX_DOTS
+    dots = [_dot(one, point, x, y, options) for one in thin for point in one.points] if few else []
     entries = [Entry(one.series.name, f"line bold c{index}") for index, one in enumerate(bold, start=1)]
     if thin:
         entries.append(Entry(options.thin_label, "line thin"))
     strips = _strips(bold, thin, x, options)
-    content = [grid, *lines, strips, *(dots if len(dots) <= _MAX_DOTS else [])]
+    content = [grid, *lines, strips, *dots]
     key, key_height = legend(entries, WIDTH, LEFT)
     svg = picture(
         WIDTH,

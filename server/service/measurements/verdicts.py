@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import add
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -25,14 +26,22 @@ def verdicts(
     As with accuracies, sites that left before the federation ended do not count. A client gets its own verdict and no
     summary, which would give away another's if there are few.
     """
-    rows = _newest_results(session, federation, only_client, _last_models(session, federation))
-    if any(text is None for _, _, text in rows):
-        rows = _newest_results(session, federation, only_client, 0)
-    shared = [
-        found for name, number, text in rows if text and number is not None and (found := _of_site(name, number, text))
-    ]
+    rows = _newest_results(session, federation, only_client, since=_last_models(session, federation))
+    if missing := [row.id for row in rows if row.result is None]:
+        older = {row.id: row for row in _newest_results(session, federation, only_client, among=missing)}
+        rows = [older.get(row.id, row) for row in rows]
+    shared = [found for row in rows if (found := _of_site(row)) is not None]
     shared.sort(key=lambda one: one.client)
     return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+
+
+class _Newest(NamedTuple):
+    """A site's evaluation of the newest model it has evaluated, if there is any."""
+
+    id: str
+    client: str
+    model: int | None
+    result: str | None
 
 
 def _last_models(session: Session, federation: Federation) -> int:
@@ -41,13 +50,20 @@ def _last_models(session: Session, federation: Federation) -> int:
 
 
 def _newest_results(
-    session: Session, federation: Federation, only_client: str | None, since: int
-) -> Sequence[tuple[str, int | None, str | None]]:
-    """Return each site's result on the newest model it evaluated, of those numbered `since` or later."""
+    session: Session,
+    federation: Federation,
+    only_client: str | None,
+    *,
+    since: int = 0,
+    among: Sequence[str] | None = None,
+) -> list[_Newest]:
+    """Return each site's newest evaluation of models from `since` on; `among` limits the sites."""
     newest = select(Evaluation.client_id, func.max(Evaluation.model_number).label("number"))
     newest = newest.where(Evaluation.federation_id == federation.id, Evaluation.model_number >= since)
+    if among is not None:
+        newest = newest.where(Evaluation.client_id.in_(among))
     last = newest.group_by(Evaluation.client_id).subquery()
-    query = select(Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
+    query = select(Client.id, Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
         last, last.c.client_id == Client.id
     )
     query = query.outerjoin(
@@ -58,14 +74,16 @@ def _newest_results(
     ).where(Client.federation_id == federation.id, Client.counted)
     if only_client is not None:
         query = query.where(Client.id == only_client)
-    return [(name, number, text) for name, number, text in session.execute(query)]
+    if among is not None:
+        query = query.where(Client.id.in_(among))
+    return [_Newest(*row) for row in session.execute(query)]
 
 
-def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:
-    result = stored_evaluation(text)
-    if result is None or result.paired is None:
+def _of_site(row: _Newest) -> SiteVerdict | None:
+    result = None if row.result is None else stored_evaluation(row.result)
+    if result is None or result.paired is None or row.model is None:
         return None
-    return SiteVerdict(client=client, model=model, verdict=_reach_verdict(result.paired, result.candidate))
+    return SiteVerdict(client=row.client, model=row.model, verdict=_reach_verdict(result.paired, result.candidate))
 
 
 def summarize(shared: list[SiteVerdict], not_shared: int) -> VerdictSummary:

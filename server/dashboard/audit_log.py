@@ -9,8 +9,7 @@ from fastapi.responses import HTMLResponse
 from server.api.access import Ctx
 from server.dashboard.access import PageRoute, SignedIn
 from server.dashboard.pages import render
-from server.service import federations
-from server.service.insights.activity import AuditFilter, audit_page
+from server.service.insights.activity import AuditFilter, audit_page, federation_names
 
 router = APIRouter(route_class=PageRoute)
 _PER_PAGE = 100
@@ -32,6 +31,8 @@ def show_audit(
     entries = audit_page(ctx, wanted, _PER_PAGE)
     filters = {"federation": wanted.federation, "actor": wanted.actor, "action": wanted.action}
     older = urlencode({**filters, "before": entries[-1].id}) if len(entries) == _PER_PAGE else ""
-    names = [view.name for view in federations.list_all(ctx)]
+    names = federation_names(ctx)
+    if wanted.federation and wanted.federation not in names:
+        names.insert(0, wanted.federation)  # deleted, or too old to be listed: its entries stay
     values = {"entries": entries, "wanted": wanted, "older": older, "federations": names, "session": session}
     return HTMLResponse(render(request, "audit.html", **values))

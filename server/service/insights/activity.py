@@ -8,9 +8,10 @@ from sqlalchemy.orm import defer
 
 from server.service.context import Context
 from server.service.queries import load_federation
-from server.store.tables import AuditEntry, Participant, Round, Update
+from server.store.tables import AuditEntry, Federation, Participant, Round, Update
 from shared.contract.messages import AuditView
 
+_MOST_NAMES = 500
 _LOOKED_AT = 5000  # newest audit entries of all federations among which the feed looks for its own
 
 
@@ -37,6 +38,13 @@ def audit_page(ctx: Context, wanted: AuditFilter, limit: int) -> list[AuditView]
         query = query.where(AuditEntry.id < wanted.before)
     with ctx.db.read() as session:
         return [AuditView.model_validate(row, from_attributes=True) for row in session.execute(query).scalars()]
+
+
+def federation_names(ctx: Context) -> list[str]:
+    """Return the names of the newest federations, sorted: at most _MOST_NAMES."""
+    query = select(Federation.name).where(Federation.deleted_at.is_(None)).order_by(Federation.id.desc())
+    with ctx.db.read() as session:
+        return sorted(session.execute(query.limit(_MOST_NAMES)).scalars())
 
 
 @dataclass(frozen=True)

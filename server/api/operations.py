@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -46,12 +46,6 @@ def get_metrics(ctx: Ctx, _documented: Documented) -> Response:
     registry = CollectorRegistry()
     registry.register(_StatusMetrics(ctx))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-@router.get("/", include_in_schema=False)
-def root(request: Request) -> RedirectResponse:
-    """Redirect to the API documentation."""
-    return RedirectResponse(request.scope.get("root_path", "") + "/docs")
 
 
 class _StatusMetrics(Collector):

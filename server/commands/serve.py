@@ -78,6 +78,7 @@ def serve(
         Settings,
         check_networks,
         check_root_path,
+        check_viewer_token,
         find_admin_token,
         from_environment,
         split_list,
@@ -108,6 +109,7 @@ def serve(
             db_url=database_url(db, data_dir),
             admin_token=token,
             scrape_token=secret("DISTRANS_SCRAPE_TOKEN"),
+            viewer_token=check_viewer_token(secret("DISTRANS_VIEWER_TOKEN"), token),
             retention=Retention(keep_round_uploads=keep_round_uploads, keep_models=keep_models),
             **more,
         )

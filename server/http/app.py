@@ -13,6 +13,8 @@ from server.api.hot_models import HotModels
 from server.api.limits import Limits
 from server.api.streaming import UploadStalled
 from server.api.task_desk import TaskDesk
+from server.dashboard import routes
+from server.dashboard.pages import Dashboard
 from server.http.background import BackgroundJobs
 from server.http.change_notifier import ChangeNotifier
 from server.http.proxies import Proxies
@@ -24,7 +26,7 @@ from server.store.database import Database
 from server.store.schema import require_current
 from shared import __version__
 from shared.contract import versions
-from shared.http import docs_page
+from shared.http import docs_page, page_files
 from shared.http.openapi import HEADERS, operation_id, problem_responses
 from shared.http.request_id import RequestIds
 from shared.http.security_headers import SecurityHeaders
@@ -71,15 +73,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.throttle, app.state.requests = FailureThrottle(), RateLimiter(settings.requests_per_s)
     app.state.limits, app.state.desk = Limits(settings), TaskDesk(ctx)
     app.state.hot_models = HotModels(db)
+    app.state.dashboard = Dashboard(ctx, settings)
     errors.install(app)
     app.add_exception_handler(UploadStalled, uploads.stalled)
     docs_page.install(app)
+    page_files.install(app)
     app.include_router(operations.router)
     app.include_router(operations.scraping)
     for router in (clients.joining, clients.router, federations.router, rounds.router, uploads.router):
         app.include_router(
             router, dependencies=[Depends(reject_unknown_query)], responses=problem_responses(409, 422, 503, 507)
         )
+    app.include_router(routes.router)
     _add_middleware(app, settings)
     openapi.install(app)
     return app

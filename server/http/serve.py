@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 # Worker processes inherit the environment, which other processes of the same user can read, but do not need these.
-_SECRETS = ("DISTRANS_ADMIN_TOKEN", "DISTRANS_SCRAPE_TOKEN", "DISTRANS_DB", "DISTRANS_DB_PASSWORD")
+_SECRETS = (
+    "DISTRANS_ADMIN_TOKEN",
+    "DISTRANS_SCRAPE_TOKEN",
+    "DISTRANS_VIEWER_TOKEN",
+    "DISTRANS_DB",
+    "DISTRANS_DB_PASSWORD",
+)
 _OTHER_FILES = 128  # descriptors for anything but callers' connections: database, object store, files, libraries
 _DEFAULT_MAX_CONNECTIONS = 4096  # unless set otherwise
 # How long a thread may keep others from running Python: the event loop waits for its turn after every system call. At

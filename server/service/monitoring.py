@@ -39,7 +39,7 @@ def stored_bytes(session: Session, federation_id: int) -> int:
         select(Model.blob_id).where(Model.federation_id == federation_id),
         select(Model.private_blob_id).where(Model.federation_id == federation_id),
         select(Personal.blob_id).where(Personal.federation_id == federation_id),
-        select(Update.blob_id).where(Update.round_id.in_(rounds)),
+        select(Update.blob_id).where(Update.round_id.in_(rounds), Update.blob_id.is_not(None)),  # few have bytes left
         select(Transfer.blob_id).where(Transfer.round_id.in_(rounds)),
     )
     total = select(func.coalesce(func.sum(Blob.size_bytes), 0)).where(Blob.id.in_(used))

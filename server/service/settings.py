@@ -36,6 +36,7 @@ class Settings:
     db_url: str
     admin_token: str = field(repr=False)
     scrape_token: str | None = field(default=None, repr=False)
+    viewer_token: str | None = field(default=None, repr=False)  # may look at the dashboard, but not act
     blobs: str | None = None  # s3://bucket/prefix (None = in the database)
     database: DatabaseOptions = field(default_factory=DatabaseOptions)
     retention: Retention = field(default_factory=Retention)
@@ -148,10 +149,20 @@ def find_admin_token(data_dir: Path, *, create: bool) -> tuple[str, Path | None]
     return token, file
 
 
-def _checked(token: str, where: str) -> str:
+def check_viewer_token(token: str | None, admin_token: str) -> str | None:
+    """Return the viewer token, if there is one; raise if it is short, or also the admin token."""
+    if token is not None and token == admin_token:
+        raise DistransError(
+            "DISTRANS_VIEWER_TOKEN is the admin token.",
+            next_step="Generate another one with: openssl rand -base64 32",
+        )
+    return None if token is None else _checked(token, "DISTRANS_VIEWER_TOKEN", "viewer")
+
+
+def _checked(token: str, where: str, whose: str = "admin") -> str:
     if len(token) < MIN_TOKEN_LENGTH:
         raise DistransError(
-            f"The admin token in {where} has fewer than {MIN_TOKEN_LENGTH} characters.",
+            f"The {whose} token in {where} has fewer than {MIN_TOKEN_LENGTH} characters.",
             next_step="Generate one with: openssl rand -base64 32",
         )
     return token

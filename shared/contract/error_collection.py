@@ -88,7 +88,7 @@ def error_lines(failure: ValidationError, model: type[BaseModel] | None = None) 
     """Return one indented line per error in a plan or an experiment: the field's dotted name and what is wrong."""
 
     def describe(error: ErrorDetails) -> str:
-        return f"{'.'.join(_path(error)) or 'plan'}: {describe_error(error, model)}"
+        return f"{'.'.join(field_path(error)) or 'plan'}: {describe_error(error, model)}"
 
     return [f"  {line}" for line in list_errors(failure.errors(include_url=False), describe)]
 
@@ -97,7 +97,8 @@ def _shortened(line: str) -> str:
     return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
 
 
-def _path(error: ErrorDetails) -> list[str]:
+def field_path(error: ErrorDetails) -> list[str]:
+    """Return the path of the field an error is about, as in the plan's file."""
     path = [str(part) for part in error["loc"]]
     if path[:1] == ["method"] and len(path) > 1:
         path.pop(1)  # the tag of a discriminated union is not a key in the file
@@ -106,7 +107,7 @@ def _path(error: ErrorDetails) -> list[str]:
 
 def _fields_of(error: ErrorDetails) -> list[tuple[str, ...]]:
     """Return the fields an error involves; the first is the one to drop."""
-    path = tuple(_path(error))
+    path = tuple(field_path(error))
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConflictingFields):
         return [(*path, *field.split(".")) for field in cause.fields]

@@ -98,12 +98,20 @@ def test_wheel_is_typed_licensed_and_has_no_tests(dist: Path) -> None:
         names = set(archive.namelist())
         metadata = archive.read(f"distrans-{__version__}.dist-info/METADATA").decode()
     assert {f"{package}/py.typed" for package in MODULES[1:]} <= names
+    assert {str(file.relative_to(ROOT)) for file in _page_files()} <= names
     assert {name.partition("/")[0] for name in names} == {
         "distrans.py",
         *MODULES[1:],
         f"distrans-{__version__}.dist-info",
     }
     assert "License-Expression: Apache-2.0\nLicense-File: LICENSE\n" in metadata
+
+
+def _page_files() -> list[Path]:
+    """Return the templates, style sheets and scripts, which are not Python."""
+    found = [file for file in ROOT.glob("s*/**/*") if file.suffix in (".css", ".html", ".js", ".svg")]
+    assert found
+    return found
 
 
 def test_source_distribution_has_what_its_tests_need(dist: Path) -> None:

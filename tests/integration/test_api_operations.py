@@ -13,9 +13,9 @@ from shared import __version__
 
 
 class TestOperations:
-    def test_the_root_redirects_to_the_docs(self, api: Api) -> None:
+    def test_the_root_leads_to_the_sign_in(self, api: Api) -> None:
         answer = api.http.get("/", follow_redirects=False)
-        assert (answer.status_code, answer.headers["Location"]) == (307, "/docs")
+        assert (answer.status_code, answer.headers["Location"]) == (303, "/sign-in")
 
     def test_a_running_coordinator_is_alive_and_ready(self, api: Api) -> None:
         assert api.call("GET", "/healthz", None).json() == {"status": "ok", "version": __version__}

@@ -208,7 +208,7 @@ def test_api_works_below_a_root_path(sqlite_url: str, sent: str) -> None:
     with open_api(sqlite_url, root_path="/federated", max_json_bytes=5_000) as api:
         assert api.call("GET", sent + "/healthz", token=None).status_code == 200
         home = api.http.get(sent + "/", follow_redirects=False)
-        assert home.headers["location"] == "/federated/docs"
+        assert home.headers["location"] == "/federated/sign-in"
         assert api.call("GET", sent + "/openapi.json").json()["servers"] == [{"url": "/federated"}]
         created = api.call("POST", sent + "/v1/federations", json=PLAN.model_dump(mode="json"))
         assert created.status_code == 201

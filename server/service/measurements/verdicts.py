@@ -1,8 +1,10 @@
 """Whether joining paid off, site by site: verdicts from the paired counts that sites share."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import add
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -12,6 +14,7 @@ from server.store.tables import Client, Evaluation, Federation
 from shared.contract.messages import SiteVerdict, VerdictSummary
 from shared.learning.verdict import describe_difference, reach_verdict
 
+_RECENT_MODELS = 10  # looked at first: finding each site's newest among those of all rounds takes far longer
 _reach_verdict = lru_cache(maxsize=4096)(reach_verdict)  # `federation show --watch` asks for the same ones again
 
 
@@ -23,10 +26,44 @@ def verdicts(
     As with accuracies, sites that left before the federation ended do not count. A client gets its own verdict and no
     summary, which would give away another's if there are few.
     """
+    rows = _newest_results(session, federation, only_client, since=_last_models(session, federation))
+    if missing := [row.id for row in rows if row.result is None]:
+        older = {row.id: row for row in _newest_results(session, federation, only_client, among=missing)}
+        rows = [older.get(row.id, row) for row in rows]
+    shared = [found for row in rows if (found := _of_site(row)) is not None]
+    shared.sort(key=lambda one: one.client)
+    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+
+
+class _Newest(NamedTuple):
+    """A site's evaluation of the newest model it has evaluated, if there is any."""
+
+    id: str
+    client: str
+    model: int | None
+    result: str | None
+
+
+def _last_models(session: Session, federation: Federation) -> int:
+    newest = select(func.max(Evaluation.model_number)).where(Evaluation.federation_id == federation.id)
+    return (session.execute(newest).scalar() or 0) - _RECENT_MODELS
+
+
+def _newest_results(
+    session: Session,
+    federation: Federation,
+    only_client: str | None,
+    *,
+    since: int = 0,
+    among: Sequence[str] | None = None,
+) -> list[_Newest]:
+    """Return each site's newest evaluation of models from `since` on; `among` limits the sites."""
     newest = select(Evaluation.client_id, func.max(Evaluation.model_number).label("number"))
-    newest = newest.where(Evaluation.federation_id == federation.id).group_by(Evaluation.client_id)
-    last = newest.subquery()
-    query = select(Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
+    newest = newest.where(Evaluation.federation_id == federation.id, Evaluation.model_number >= since)
+    if among is not None:
+        newest = newest.where(Evaluation.client_id.in_(among))
+    last = newest.group_by(Evaluation.client_id).subquery()
+    query = select(Client.id, Client.name, Evaluation.model_number, Evaluation.result).outerjoin(
         last, last.c.client_id == Client.id
     )
     query = query.outerjoin(
@@ -37,17 +74,16 @@ def verdicts(
     ).where(Client.federation_id == federation.id, Client.counted)
     if only_client is not None:
         query = query.where(Client.id == only_client)
-    rows = session.execute(query).all()
-    shared = [found for name, number, text in rows if text is not None and (found := _of_site(name, number, text))]
-    shared.sort(key=lambda one: one.client)
-    return shared, summarize(shared, len(rows) - len(shared)) if shared and only_client is None else None
+    if among is not None:
+        query = query.where(Client.id.in_(among))
+    return [_Newest(*row) for row in session.execute(query)]
 
 
-def _of_site(client: str, model: int, text: str) -> SiteVerdict | None:
-    result = stored_evaluation(text)
-    if result is None or result.paired is None:
+def _of_site(row: _Newest) -> SiteVerdict | None:
+    result = None if row.result is None else stored_evaluation(row.result)
+    if result is None or result.paired is None or row.model is None:
         return None
-    return SiteVerdict(client=client, model=model, verdict=_reach_verdict(result.paired, result.candidate))
+    return SiteVerdict(client=row.client, model=row.model, verdict=_reach_verdict(result.paired, result.candidate))
 
 
 def summarize(shared: list[SiteVerdict], not_shared: int) -> VerdictSummary:

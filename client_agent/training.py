@@ -10,7 +10,7 @@ from client_agent.state.kept_models import Bundle
 from client_agent.status import AgentStatus, Phase, TroubleKind
 from shared.contract.messages import RoundTaskView
 from shared.learning.methods import client_half
-from shared.learning.methods.base import RoundTask, TrainingContext, TrainingInterrupted, Update
+from shared.learning.methods.base import BatchProgress, RoundTask, TrainingContext, TrainingInterrupted, Update
 from shared.tensors.names import Tensors
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,12 @@ class Trainer:
         private = self._context.state.private()
         try:
             with TrainingDisplay(current.number, self._context.console) as display:
-                context = TrainingContext(
-                    data.train, self._context.runtime, display.update, self._context.stopping.is_set
-                )
+
+                def show(progress: BatchProgress) -> None:
+                    display.update(progress)
+                    self._status.note_progress(progress.batch, progress.batches)
+
+                context = TrainingContext(data.train, self._context.runtime, show, self._context.stopping.is_set)
                 trained = self._half.train(task, private, context)
         except TrainingInterrupted as error:
             raise StopRequested from error

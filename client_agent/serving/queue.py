@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from client_agent.serving.candidates import Base
+from client_agent.serving.class_mix import PredictedClasses
 from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.threads import limit_threads
 
@@ -47,6 +48,7 @@ class PredictionQueue:
         self._ready: deque[_Job] = deque()
         self._computing = False
         self.model: ServingModel | None = None  # replaced as a whole; a batch uses the one it started with
+        self.predicted = PredictedClasses()
         # One thread computes; at least one other can decode at the same time.
         self._pool = ThreadPoolExecutor(
             max(2, threads), thread_name_prefix="predict", initializer=limit_threads, initargs=(threads,)
@@ -119,6 +121,8 @@ class PredictionQueue:
             return
         for job, result in zip(jobs, results, strict=True):
             job.answer.set_result(PredictionResult(model, result))
+        for job, result in zip(jobs, results, strict=True):
+            self.predicted.add(result[job.views[0]].argmax(dim=1).tolist())
 
 
 def _predict(model: ServingModel, jobs: list[_Job]) -> list[dict[View, Tensor]]:

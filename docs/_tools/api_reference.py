@@ -31,11 +31,12 @@ def agent_document() -> Json:
     """Return the OpenAPI document of an agent's web service."""
     from client_agent.settings import ServeOptions
     from client_agent.web.app import create_app
+    from client_agent.web.site import Site
     from shared.contract.plan import validate_plan
 
     plan = validate_plan({"name": "any", "classes": ["a", "b"]})
     no_queue = cast(Any, None)  # only requests use it
-    return create_app(plan, no_queue, ServeOptions(), dict).openapi()
+    return create_app(plan, no_queue, ServeOptions(), Site(dict)).openapi()
 
 
 def render_api(document: Json) -> str:

@@ -32,6 +32,7 @@ from client_agent.state.kept_models import Bundle
 from client_agent.threads import limit_threads
 from client_agent.web.app import create_app
 from client_agent.web.serve import web_server as web_service
+from client_agent.web.site import Site
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, RoundContext
@@ -173,7 +174,7 @@ def _serve(backbone: str, ready: Connection) -> None:
     plan = _plan(backbone)
     predictions = PredictionQueue(_OPTIONS.queue, _OPTIONS.max_images, _OPTIONS.threads)
     predictions.model = _model(plan)
-    with web_service(create_app(plan, predictions, _OPTIONS, dict), _OPTIONS) as port:
+    with web_service(create_app(plan, predictions, _OPTIONS, Site(dict)), _OPTIONS) as port:
         ready.send(port)
         ready.poll(None)
     predictions.stop()

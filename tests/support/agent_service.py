@@ -14,6 +14,7 @@ from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
 from client_agent.state.kept_models import Bundle
 from client_agent.web.app import create_app
+from client_agent.web.site import Site
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods import server_half
 from shared.learning.methods.base import ClientRecord, Predictor, RoundContext
@@ -61,7 +62,7 @@ class Service:
         self.queue = PredictionQueue(options.queue, options.max_images, threads=1)
         if model is not None:
             self.queue.model = build(PLAN, "site", model, Runtime())
-        self.app = create_app(PLAN, self.queue, options, lambda: {"agent": "me"})
+        self.app = create_app(PLAN, self.queue, options, Site(lambda: {"agent": "me"}))
         self.http: Any = TestClient(self.app, base_url="http://127.0.0.1")
 
     def predict(self, content: bytes | None = None, kind: str = "image/png", **options: Any) -> Any:

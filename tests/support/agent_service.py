@@ -58,11 +58,11 @@ def serving(predictor: Predictor) -> ServingModel:
 class Service:
     """The web service without a socket; `http` calls it at its usual address."""
 
-    def __init__(self, options: ServeOptions, model: Bundle | None) -> None:
+    def __init__(self, options: ServeOptions, model: Bundle | None, site: Site | None = None) -> None:
         self.queue = PredictionQueue(options.queue, options.max_images, threads=1)
         if model is not None:
             self.queue.model = build(PLAN, "site", model, Runtime())
-        self.app = create_app(PLAN, self.queue, options, Site(lambda: {"agent": "me"}))
+        self.app = create_app(PLAN, self.queue, options, site or Site(lambda: {"agent": "me"}))
         self.http: Any = TestClient(self.app, base_url="http://127.0.0.1")
 
     def predict(self, content: bytes | None = None, kind: str = "image/png", **options: Any) -> Any:

@@ -6,9 +6,11 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from playwright.sync_api import Page
 from support.agent_sites import App
 from support.agents import AgentThread, digits_plan, enroll, write_digits
 from support.coordinator import CoordinatorProcess, running
@@ -57,9 +59,14 @@ def try_images(app: App, data: Path, count: int) -> None:
         app.predict(file.read_bytes())
 
 
+def _classify(data: Path, page: Page) -> None:
+    page.set_input_files("#images", sorted(data.rglob("*.png"))[30:200:60])
+    page.wait_for_selector(".answer canvas")
+
+
 if __name__ == "__main__":
-    with TemporaryDirectory() as scratch, finished_site(Path(scratch), rounds=6) as (app, data, _):
+    with TemporaryDirectory() as scratch, finished_site(Path(scratch), rounds=3) as (app, data, _):
         try_images(app, data, 120)
         target = Path(sys.argv[1])
         target.mkdir(exist_ok=True, parents=True)
-        photograph({"site": str(app.http.base_url)}, target)
+        photograph({"site": str(app.http.base_url)}, target, prepare=partial(_classify, data))

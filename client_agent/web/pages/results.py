@@ -10,6 +10,7 @@ from shared.charts.chart import Chart
 from shared.charts.formats import percent
 
 _MOST_CLASSES = 5
+_LEAST = 0.001  # what is left out would be shown as 0 %
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,9 @@ def answer_charts(result: PredictionResult, views: Mapping[str, View]) -> list[A
     for index in range(len(next(iter(rows.values())))):
         served, *others = (values[index].tolist() for values in rows.values())
         order = sorted(range(len(served)), key=lambda place: -served[place])
-        shown = order[:_MOST_CLASSES]
-        for values in others:
-            best = max(range(len(values)), key=values.__getitem__)
-            shown += [best] if best not in shown else []
+        shown = [place for place in order[:_MOST_CLASSES] if served[place] >= _LEAST]
+        bests = (max(range(len(values)), key=values.__getitem__) for values in others)
+        shown = list(dict.fromkeys([*shown, *bests]))
         bars = [Bar(model.classes[place], [values[place] for values in (served, *others)]) for place in shown]
         label = model.classes[order[0]]
         title = f"Image {index + 1}: {label}, {percent(served[order[0]])}"

@@ -200,8 +200,8 @@ def _alerts(info: Info) -> Iterator[Alert]:
     if agent["ended"]:
         yield Alert("warn", _ENDINGS[Ending(agent["ended"])], agent["outcome"], goes_on)
     elif agent["outcome"]:
-        text = "It can be exported with distrans-agent export model.safetensors." if serving else ""
-        yield Alert("info", "The federation has finished", agent["outcome"], f"{goes_on} {text}".strip())
+        text = "Take the model with you: distrans-agent export model.safetensors" if serving else ""
+        yield Alert("info", f"{agent['outcome'].rstrip('.')}.", f"{goes_on} {text}".strip())
     for trouble in agent["troubles"]:
         title, next_step = _TROUBLES[TroubleKind(trouble["kind"])]
         yield Alert("warn", title, trouble["message"], f"{next_step} {goes_on}".strip())

@@ -92,7 +92,7 @@ def test_images_can_be_tried_without_javascript(tmp_path: Path) -> None:
         assert plain.locator(".answer svg").count() == 1
         plain.click("text=Back to the agent")
         assert plain.inner_text("h1").startswith("north")
-        plain.click("text=Pin >> nth=0")
+        plain.click("tr[data-key=model-3] >> text=Pin")
         plain.click("button:has-text('Pin model 3')")
         assert plain.inner_text("h1").startswith("north")
     assert agent.pins == [3]

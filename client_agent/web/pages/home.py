@@ -55,8 +55,10 @@ class HomePage:
 
     def answer(self, base: str, known_etag: str | None, signed_in: bool) -> Response:
         """Return the page, or 304 if the caller has it."""
-        with self._lock:  # several readers wait for one rendering
-            kept = self._page(base, signed_in)
+        kept = self._kept.get((base, signed_in))
+        if kept is None or not self._lock.locked():  # somebody else is making a newer one: this one will do
+            with self._lock:
+                kept = self._page(base, signed_in)
         headers = {"ETag": kept.etag, "Vary": "Accept, Cookie"}
         if known_etag == kept.etag:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)

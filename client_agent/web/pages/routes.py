@@ -75,25 +75,23 @@ class SitePages:
         if self._access.session(request) is not None:
             return _to(request, "/")
         problem = "This is not the agent's predict token." if request.query_params.get("failed") else ""
-        return self._sign_in_page(request, problem)
+        return await self._sign_in_page(request, problem)
 
     async def sign_in(self, request: Request) -> Response:
         """Exchange the token for a session. What is wrong is shown by another page, so that reloading tries nothing."""
         if wait_s := self._access.wait_s(request):
             problem = f"There were too many wrong tokens from this address. Try again in {wait_s} s."
-            page = self._sign_in_page(request, problem, HTTPStatus.TOO_MANY_REQUESTS)
+            page = await self._sign_in_page(request, problem, HTTPStatus.TOO_MANY_REQUESTS)
             page.headers["Retry-After"] = str(wait_s)
             return page
         try:
             form = await read_form(request, _MAX_SIGN_IN_BYTES)
         except BadForm as error:
-            return self._sign_in_page(request, f"The form cannot be used. {error}", HTTPStatus.BAD_REQUEST)
+            return await self._sign_in_page(request, f"The form cannot be used. {error}", HTTPStatus.BAD_REQUEST)
         response = _to(request, "/")
-        return (
-            response
-            if self._access.sign_in(request, form.get("token", ""), response)
-            else _to(request, "/sign-in?failed=token")
-        )
+        if not self._access.sign_in(request, form.get("token", ""), response):
+            return _to(request, "/sign-in?failed=token")
+        return response
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
@@ -101,8 +99,8 @@ class SitePages:
         self._access.sign_out(request, response)
         return response
 
-    def _sign_in_page(self, request: Request, problem: str, status: HTTPStatus = HTTPStatus.OK) -> HTMLResponse:
-        page = render("sign_in.html", _base(request), federation=self._plan.name, problem=problem)
+    async def _sign_in_page(self, request: Request, problem: str, status: HTTPStatus = HTTPStatus.OK) -> HTMLResponse:
+        page = await _rendered("sign_in.html", _base(request), federation=self._plan.name, problem=problem)
         return page_response(page, status)
 
     # Trying images
@@ -111,7 +109,7 @@ class SitePages:
         """Show the form alone, for browsers that reload the answer's address."""
         if not self._access.may_see(request):
             return _to(request, "/sign-in")
-        return self._results_page(request, {})
+        return await self._results_page(request, {})
 
     async def classify(self, request: Request) -> Response:
         """Answer a form with images as /predict would, under all of its limits."""
@@ -119,14 +117,14 @@ class SitePages:
             return _to(request, "/sign-in")
         model = self._predictions.model
         try:
-            views = {} if model is None else comparable_views(model, self._options)
+            views = {"as served": View()} if model is None else comparable_views(model, self._options)
             result = await self._desk.answer(request, *views.values())
         except ProblemError as error:
-            return self._results_page(request, {"problem": error}, error.status, error.headers)
+            return await self._results_page(request, {"problem": error}, error.status, error.headers)
         charts = await run_in_threadpool(partial(answer_charts, result, views))
-        return self._results_page(request, {"answers": charts, "model": result.model})
+        return await self._results_page(request, {"answers": charts, "model": result.model})
 
-    def _results_page(
+    async def _results_page(
         self,
         request: Request,
         values: dict[str, Any],
@@ -140,18 +138,18 @@ class SitePages:
             "signed_in": self._signed_in(request),
             "form": self._home.form(),
         }
-        page = render("results.html", _base(request), federation=self._plan.name, **known | values)
+        page = await _rendered("results.html", _base(request), federation=self._plan.name, **known | values)
         return page_response(page, status, headers)
 
     # Pinning
 
     async def ask_to_pin(self, request: Request) -> Response:
         """Ask whether /predict should stay with a model."""
-        return self._confirm(request, _number(request))
+        return await self._confirm(request, _number(request))
 
     async def ask_to_unpin(self, request: Request) -> Response:
         """Ask whether /predict should follow new models again."""
-        return self._confirm(request, None)
+        return await self._confirm(request, None)
 
     async def pin(self, request: Request) -> Response:
         """Pin a kept model."""
@@ -170,17 +168,17 @@ class SitePages:
         except BadForm:
             form = {}
         if not self._access.is_from_form(session, form.get("csrf", "")):
-            return self._confirm(request, number, "This form is too old. Send it again.", HTTPStatus.FORBIDDEN)
+            return await self._confirm(request, number, "This form is too old. Send it again.", HTTPStatus.FORBIDDEN)
         if self._site.pin is None or not self._access.may_pin:
             raise _not_here()
         try:
             await run_in_threadpool(self._site.pin, number)
         except (DistransError, OSError) as error:
-            return self._confirm(request, number, str(error), HTTPStatus.CONFLICT)
+            return await self._confirm(request, number, str(error), HTTPStatus.CONFLICT)
         self._home.expire()
         return _to(request, "/")
 
-    def _confirm(
+    async def _confirm(
         self, request: Request, number: int | None, problem: str = "", status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
         session = self._access.session(request)
@@ -188,7 +186,9 @@ class SitePages:
             return _to(request, "/sign-in")
         if not self._access.may_pin:
             raise _not_here()
-        page = render("pin.html", _base(request), number=number, csrf=self._access.csrf(session), problem=problem)
+        page = await _rendered(
+            "pin.html", _base(request), number=number, csrf=self._access.csrf(session), problem=problem
+        )
         return page_response(page, status)
 
     def _signed_in(self, request: Request) -> bool:
@@ -204,6 +204,11 @@ def comparable_views(model: ServingModel, options: ServeOptions) -> dict[str, Vi
     if applied not in (None, "none"):
         views["without the prior"] = View(prior="none")
     return views
+
+
+async def _rendered(template: str, base: str, **values: Any) -> str:
+    """Render in another thread: the first time, templates are read and compiled."""
+    return await run_in_threadpool(partial(render, template, base, **values))
 
 
 def _base(request: Request) -> str:

@@ -1,7 +1,9 @@
 """The agent's page, without a browser: who sees it, what it costs, and what it may change."""
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -9,6 +11,8 @@ import pytest
 from support.agent_service import PLAN, image
 from support.page_service import HTML, NOTHING_YET
 from support.page_service import PageService as Agent
+
+from client_agent.web import serve
 
 
 @pytest.fixture
@@ -68,6 +72,30 @@ def test_what_others_wrote_is_escaped(agent: Agent) -> None:
     text = agent.page().text
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;alert(1)") >= 4
+
+
+def test_a_page_that_hangs_delays_no_prediction() -> None:
+    """As it would on a state folder whose disk no longer answers."""
+    agent, may_go_on, asked = Agent(port=0), threading.Event(), threading.Semaphore(0)
+
+    def hang() -> int:
+        asked.release()
+        may_go_on.wait(60)
+        return 0
+
+    agent.read_version = hang
+    with serve.web_server(agent.app, agent.options) as port, ThreadPoolExecutor(60) as pool:
+        url = f"http://127.0.0.1:{port}"
+        readers = [pool.submit(httpx.get, url, headers=HTML, timeout=60, trust_env=False) for _ in range(60)]
+        assert asked.acquire(timeout=60)
+        for _ in range(3):
+            sent = {"content": image(), "headers": {"content-type": "image/png"}}
+            assert httpx.post(f"{url}/predict", **sent, trust_env=False).status_code == 200  # type: ignore[arg-type]
+            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+        assert not any(reader.done() for reader in readers)
+        may_go_on.set()
+        assert {reader.result().status_code for reader in readers} == {200}
+    agent.queue.stop()
 
 
 # Trying images

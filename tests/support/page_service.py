@@ -1,6 +1,7 @@
 """The agent's web service with a page whose contents a test chooses."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -52,7 +53,8 @@ class PageService(Service):
         self.options = ServeOptions(**options)
         self.info, self.version, self.made = dict(NOTHING_YET), 0, 0
         self.pins: list[int | None] = []
-        site = Site(info=self._info, version=lambda: self.version, pin=self._pin)
+        self.read_version: Callable[[], int] = lambda: self.version
+        site = Site(info=self._info, version=lambda: self.read_version(), pin=self._pin)
         super().__init__(self.options, bundle(), site)
         self.http.follow_redirects = False
 

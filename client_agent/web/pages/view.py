@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from client_agent.errors import Ending
-from client_agent.status import Phase, TroubleKind
+from client_agent.status import Phase
+from client_agent.web.pages.alerts import Alert, alerts
 from shared.charts.formats import count, percent
 from shared.contract.plan import FederationPlan
 
@@ -13,37 +14,11 @@ _MAX_ROWS = 30  # of models and classes; the charts and `status` have all
 Info = Mapping[str, Any]
 
 _PHASE_KINDS = {Phase.WAITING: "good", Phase.STARTING: "neutral", Phase.PAUSING: "warn", Phase.ENDED: "neutral"}
-_ENDINGS = {
-    Ending.LEFT: "This site has left the federation",
-    Ending.REVOKED: "This site is no longer part of the federation",
-    Ending.CANCELLED: "The federation was cancelled",
-    Ending.INVALID_TOKEN: "The coordinator no longer accepts this site's token",
-}
-_TROUBLES = {
-    TroubleKind.COORDINATOR: ("The coordinator cannot be used", "The agent keeps trying."),
-    TroubleKind.DATA: ("The site's images cannot be used", "The agent looks again every minute."),
-    TroubleKind.IMAGES: ("Some images cannot be read", "They are left out until they can."),
-    TroubleKind.MODEL: ("A model cannot be used", "The agent tries again in 15 minutes at the latest."),
-    TroubleKind.TRAINING: ("A round could not be trained here", "The agent waits for the next one."),
-    TroubleKind.STORAGE: ("The agent's folder cannot be used", "Free space on the disk, or repair its permissions."),
-    TroubleKind.PIN: ("The pin cannot be read", "The served model stays."),
-    TroubleKind.UNEXPECTED: ("The agent ran into an unexpected error", "Its log has the details."),
-}
 _OUTCOMES = {
     "pays-off": ("good", "joining pays off"),
     "no-difference": ("neutral", "no difference shown"),
     "better-alone": ("warn", "better alone"),
 }
-
-
-@dataclass(frozen=True)
-class Alert:
-    """Something that a person should know first."""
-
-    kind: str
-    title: str
-    text: str = ""
-    next_step: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +97,7 @@ def describe(info: Info, plan: FederationPlan, *, may_pin: bool) -> Page:
         coordinator=coordinator,
         coordinator_kind=coordinator_kind,
         facts=list(_facts(info, plan)),
-        alerts=list(_alerts(info)),
+        alerts=list(alerts(info)),
         serving=serving,
         serving_since=info["serving_since"],
         members=_members(serving),
@@ -192,22 +167,6 @@ def _holdout_note(held_out: Info | None) -> str:
     if held_out["is_split"]:
         return f"{held_out['validation']} choose, {held_out['test']} test"
     return "too few to split"
-
-
-def _alerts(info: Info) -> Iterator[Alert]:
-    agent, serving = info["agent"], info["serving"]
-    goes_on = "" if serving is None else "Predictions continue."
-    if agent["ended"]:
-        yield Alert("warn", _ENDINGS[Ending(agent["ended"])], agent["outcome"], goes_on)
-    elif agent["outcome"]:
-        text = "Take the model with you: distrans-agent export model.safetensors" if serving else ""
-        yield Alert("info", f"{agent['outcome'].rstrip('.')}.", f"{goes_on} {text}".strip())
-    for trouble in agent["troubles"]:
-        title, next_step = _TROUBLES[TroubleKind(trouble["kind"])]
-        yield Alert("warn", title, trouble["message"], f"{next_step} {goes_on}".strip())
-    if info["pinned"] is not None and (serving is None or serving["round"] != info["pinned"]):
-        text = "It is being loaded, is no longer kept, or is damaged; distrans-agent status has the reason."
-        yield Alert("warn", f"Model {info['pinned']} is pinned but not served", text, "Pin another one, or unpin it.")
 
 
 def _members(serving: Info | None) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -29,8 +28,9 @@ from client_agent.state.folder import StateFolder
 from client_agent.status import AgentStatus, TroubleKind
 from client_agent.threads import limit_threads, most_training_threads
 from client_agent.web.app import create_app
-from client_agent.web.info import describe_agent
+from client_agent.web.info import agent_version, describe_agent
 from client_agent.web.serve import web_server
+from client_agent.web.site import Site
 from shared.contract.errors import DistransError
 from shared.learning.runtime import Runtime, select_device
 
@@ -103,10 +103,13 @@ def run_until_stopped(stopping: threading.Event, state: StateFolder, options: Ru
         if serve is not None and predictions is not None:
             gate.serve_kept()
 
-            def info() -> dict[str, Any]:
-                return describe_agent(state, identity, runtime, gate, status, agent.connection)
-
-            app = create_app(identity.plan, predictions, serve, info)
+            predicted = predictions.predicted
+            site = Site(
+                info=lambda: describe_agent(state, identity, runtime, gate, status, agent.connection, predicted),
+                version=lambda: agent_version(state, gate, status, agent.connection, predicted.total()),
+                pin=state.models.pin,
+            )
+            app = create_app(identity.plan, predictions, serve, site)
             exempt_from_collection()
             stack.enter_context(web_server(app, serve, end_without_web_service))
         else:

@@ -61,6 +61,14 @@ class Activity:
         return _WORDS[self.phase].format(self.number)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How many of a round's batches have been trained."""
+
+    batch: int
+    batches: int
+
+
 class TroubleKind(StrEnum):
     """The kinds of trouble; there is at most one trouble per kind at a time."""
 
@@ -156,6 +164,7 @@ class AgentStatus:
         previous = previous or StatusSnapshot()
         self._save, self._saving, self._lock = save, threading.Lock(), threading.Lock()
         self.changed = threading.Event()  # set on every change; the waiter clears it
+        self.revision = 0  # differs after every change
         self._served_before = previous.serving
         self._serving: Served | None = None
         self._held_out_images, self._holdout = previous.held_out_images, previous.holdout
@@ -163,6 +172,7 @@ class AgentStatus:
         self._ended: Ending | None = None
         self._lost_at: float | None = None  # monotonic time at which the coordinator stopped answering
         self.activity = Activity(Phase.STARTING)
+        self.progress: Progress | None = None  # of the round that is being trained
         self.outcome = ""
 
     @property
@@ -180,8 +190,12 @@ class AgentStatus:
 
     def enter(self, phase: Phase, number: int | None = None) -> None:
         """Note that the loop started another step."""
-        self.activity = Activity(phase, number)
-        self.changed.set()
+        self.activity, self.progress = Activity(phase, number), None
+        self._note_change()
+
+    def note_progress(self, batch: int, batches: int) -> None:
+        """Note how far the round's training is; nobody is told, but whoever asks can see it."""
+        self.progress = Progress(batch, batches)
 
     def serve(self, key: ModelKey, record: str = "") -> None:
         """Note what answers /predict from now on; a candidate that already did so before a restart keeps its date."""
@@ -251,8 +265,13 @@ class AgentStatus:
         self.enter(Phase.STARTING)
         self._publish()
 
-    def _publish(self) -> None:
+    def _note_change(self) -> None:
+        with self._lock:
+            self.revision += 1
         self.changed.set()
+
+    def _publish(self) -> None:
+        self._note_change()
         try:
             with self._saving:
                 self._save(self.report)

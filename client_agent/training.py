@@ -12,7 +12,7 @@ from client_agent.status import AgentStatus, Phase, TroubleKind
 from client_agent.threads import TrainingThreads, limit_threads, most_training_threads, time_steps
 from shared.contract.messages import RoundTaskView
 from shared.learning.methods import client_half
-from shared.learning.methods.base import RoundTask, TrainingContext, TrainingInterrupted, Update
+from shared.learning.methods.base import BatchProgress, RoundTask, TrainingContext, TrainingInterrupted, Update
 from shared.learning.residuals import train_round
 from shared.tensors.names import Tensors
 
@@ -45,9 +45,12 @@ class Trainer:
             limit_threads(self._threads.choose())
         try:
             with TrainingDisplay(current.number, self._context.console) as display:
-                context = TrainingContext(
-                    data.train, self._context.runtime, display.update, self._context.stopping.is_set
-                )
+
+                def show(progress: BatchProgress) -> None:
+                    display.update(progress)
+                    self._status.note_progress(progress.batch, progress.batches)
+
+                context = TrainingContext(data.train, self._context.runtime, show, self._context.stopping.is_set)
                 trained = train_round(self._half, task, kept, context)
         except TrainingInterrupted as error:
             raise StopRequested from error

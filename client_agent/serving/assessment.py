@@ -8,6 +8,7 @@ from torch import Tensor
 
 from client_agent.serving.calibration import (
     apply_temperature,
+    calibration_bins,
     calibration_of,
     expected_calibration_error,
     fit_temperature,
@@ -71,6 +72,7 @@ def assess(measured: Measured, counts: ClassCounts, classes: tuple[str, ...], ow
     if Base.ALONE in logits:
         predicted["alone"] = logits[Base.ALONE][test].argmax(dim=1)
     right = {name: found == labels[test] for name, found in predicted.items()}
+    bins = calibration_bins(tested, labels[test])
     scores, confusion = score_classes(tested, labels[test], classes)
     report = SiteReport(
         holdout=measured.holdout.sizes,
@@ -81,7 +83,8 @@ def assess(measured: Measured, counts: ClassCounts, classes: tuple[str, ...], ow
         verdict=reach_verdict(_pair(right["served"], right["alone"]), choice.candidate.name)
         if "alone" in right
         else None,
-        calibration_error=expected_calibration_error(tested, labels[test]),
+        calibration_error=expected_calibration_error(bins),
+        calibration=bins,
         classes=scores,
         confusion=confusion,
     )

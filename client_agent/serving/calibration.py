@@ -4,10 +4,12 @@ Guo et al. (2017), On calibration of modern neural networks, ICML. The temperatu
 renormalized, which for a single model is the same as dividing its logits by T.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from client_agent.state.records import CalibrationBin
 
 MIN_IMAGES = 10  # with fewer, probabilities stay as they are
 LOWEST, HIGHEST = 0.25, 4.0  # beyond, a few lucky or unlucky images decide
@@ -52,12 +54,20 @@ def calibration_of(probabilities: Tensor, labels: Tensor) -> Callable[[Tensor], 
     return lambda found: apply_temperature(found, temperature)
 
 
-def expected_calibration_error(probabilities: Tensor, labels: Tensor) -> float | None:
-    """Return the mean distance between confidence and accuracy over 15 bins of equal width; None without images."""
-    if not len(labels):
-        return None
+def calibration_bins(probabilities: Tensor, labels: Tensor) -> list[CalibrationBin]:
+    """Return how often predictions of a given confidence are right, in up to 15 bins of equal width."""
     confidence, predicted = probabilities.double().max(dim=1)
     correct = (predicted == labels).double()
-    bins = (confidence * _BINS).long().clamp_max(_BINS - 1)
-    gaps = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, confidence - correct)
-    return float(gaps.abs().sum() / len(labels))
+    places = (confidence * _BINS).long().clamp_max(_BINS - 1)
+    found = []
+    for place in places.unique().tolist():
+        inside = places == place
+        means = float(confidence[inside].mean()), float(correct[inside].mean())
+        found.append(CalibrationBin(confidence=means[0], accuracy=means[1], images=int(inside.sum())))
+    return found
+
+
+def expected_calibration_error(bins: Sequence[CalibrationBin]) -> float | None:
+    """Return the mean distance between confidence and accuracy; None without images."""
+    images = sum(one.images for one in bins)
+    return sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / images if images else None

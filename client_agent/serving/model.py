@@ -58,6 +58,7 @@ class ServingModel:
     key: ModelKey
     classes: tuple[str, ...]
     offset_digest: str | None = None  # None if no member has an offset
+    offset: Tensor | None = field(default=None, repr=False, compare=False)  # this site's, as (C, H, W)
     record: str = ""  # digest of the candidate's record
     temperature: float = 1.0
     counts: ClassCounts = field(default=ClassCounts(), repr=False)
@@ -138,8 +139,9 @@ def build(
     bases = federated_bases(plan, name, bundle)
     recipe = recipe or Recipe(as_trained(bases, has_prior=False))
     members = [member.base for member, _ in recipe.candidate.weights]
-    offset = half.offset(task, bundle.private) if any(base.has_offset for base in members) else None
-    needed, known = dict.fromkeys([*members, *([Base.GLOBAL] if offset is not None else [])]), built or {}
+    offset = half.offset(task, bundle.private)
+    applied = offset if any(base.has_offset for base in members) else None
+    needed, known = dict.fromkeys([*members, *([Base.GLOBAL] if applied is not None else [])]), built or {}
     model = ServingModel(
         predictors={
             base: known[base] if base in known else build_base(base, plan, name, bundle, recipe.weights, runtime)
@@ -149,7 +151,8 @@ def build(
         federation=plan.name,
         key=bundle.key,
         classes=plan.classes,
-        offset_digest=None if offset is None else offset_digest(offset),
+        offset_digest=None if applied is None else offset_digest(applied),
+        offset=offset,
         record=recipe.record,
         temperature=recipe.temperature,
         counts=class_counts(plan, bundle, recipe.site_counts).served_as(prior, plan.classes),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from client_agent.serving.candidates import Base
+from client_agent.serving.class_mix import PredictedClasses
 from client_agent.serving.model import AS_SERVED, ServingModel, View
 from client_agent.threads import limit_threads
 
@@ -75,6 +76,7 @@ class PredictionQueue:
         self._idle = max(2, threads)  # one thread leads; at least one other can decode at the same time
         self._leads = False  # whether a thread does
         self.model: ServingModel | None = None  # replaced as a whole; a batch uses the one it started with
+        self.predicted = PredictedClasses()
         self._pool = ThreadPoolExecutor(
             self._idle, thread_name_prefix="predict", initializer=limit_threads, initargs=(threads,)
         )
@@ -168,6 +170,9 @@ class PredictionQueue:
         except Exception as error:  # every caller gets it; the thread continues
             results = [error] * len(jobs)
         self._deliver([(job.answer, result) for job, result in zip(jobs, results, strict=True)])
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, PredictionResult):
+                self.predicted.add(result.probabilities[job.views[0]].argmax(dim=1).tolist())
 
     def _deliver(self, outcomes: list[tuple[Answer, _Outcome]]) -> None:
         """Answer the callers, with a single call into each event loop."""

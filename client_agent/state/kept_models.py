@@ -97,7 +97,7 @@ class KeptModels:
     """The folder of kept models."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def all(self) -> list[KeptModel]:
         """Return the kept models in order of arrival; of a bundle that arrived twice, only the later copy."""
@@ -106,7 +106,7 @@ class KeptModels:
 
     def _on_disk(self) -> list[KeptModel]:
         models = []
-        for folder in self._path.iterdir() if self._path.is_dir() else ():
+        for folder in self.path.iterdir() if self.path.is_dir() else ():
             match = _FOLDER.fullmatch(folder.name)
             if match is None:
                 continue
@@ -120,17 +120,17 @@ class KeptModels:
 
     def save(self, bundle: Bundle) -> KeptModel:
         """Store a model and return its place on disk."""
-        if not self._path.is_dir():
-            self._path.mkdir(mode=0o700)
-            sync_folder(self._path.parent)
+        if not self.path.is_dir():
+            self.path.mkdir(mode=0o700)
+            sync_folder(self.path.parent)
         order = max((one.order for one in self._on_disk()), default=-1) + 1
-        folder = self._path / f"{bundle.number}-{order}"
+        folder = self.path / f"{bundle.number}-{order}"
         for twin in self.all():
             if twin.key == bundle.key and not self.damage(twin):  # it has arrived before: keep what was chosen for it
                 twin.folder.rename(folder)
-                sync_folder(self._path)
+                sync_folder(self.path)
                 return KeptModel(bundle.key, order, folder)
-        staging = self._path / "new"
+        staging = self.path / "new"
         shutil.rmtree(staging, ignore_errors=True)
         tensors = {"model": bundle.shared, "personal": bundle.personal, "private": bundle.private}
         bodies = {name: encode(part) for name, part in tensors.items()}
@@ -152,7 +152,7 @@ class KeptModels:
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        sync_folder(self._path)
+        sync_folder(self.path)
         return KeptModel(bundle.key, order, folder)
 
     def load(self, kept: KeptModel) -> Bundle:

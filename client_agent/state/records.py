@@ -46,6 +46,14 @@ class ClassScores(_Stored):
     auc: float | None = Field(description="Area under the ROC curve of this class against all others.")
 
 
+class CalibrationBin(_Stored):
+    """Test images whose predictions have about the same confidence."""
+
+    confidence: float  # their mean
+    accuracy: float
+    images: int
+
+
 class SiteReport(_Stored):
     """What the gate found out on the held-out images: choosing on one part, testing on the other."""
 
@@ -58,6 +66,7 @@ class SiteReport(_Stored):
     alone_steps: int = 0  # that the site's own model has taken
     alone_steps_due: int = 0  # that it would have taken in all rounds; until then, a comparison flatters the federation
     calibration_error: float | None = None
+    calibration: list[CalibrationBin] = []  # missing from files of older agents
     classes: list[ClassScores] = []  # of classes with test images
     confusion: list[tuple[str, str, int]] = []  # label, prediction, test images; only where there are any
 
@@ -99,11 +108,21 @@ def describe_verdict_so_far(report: SiteReport) -> str:
 def describe_findings(report: SiteReport | None) -> dict[str, Any]:
     """Return the report as `/info` and `status --json` show it; None where nothing was measured."""
     if report is None:
-        return {"verdict": None, "scores": None, "calibration_error": None, "classes": [], "confusion": []}
+        return {
+            "verdict": None,
+            "verdict_so_far": "",
+            "scores": None,
+            "calibration_error": None,
+            "calibration": [],
+            "classes": [],
+            "confusion": [],
+        }
     return {
         "verdict": None if report.verdict is None else report.verdict.model_dump(),
-        "scores": report.model_dump(exclude={"verdict", "calibration_error", "classes", "confusion"}),
+        "verdict_so_far": describe_verdict_so_far(report),
+        "scores": report.model_dump(exclude={"verdict", "calibration_error", "calibration", "classes", "confusion"}),
         "calibration_error": report.calibration_error,
+        "calibration": [one.model_dump() for one in report.calibration],
         "classes": [one.model_dump() for one in report.classes],
         "confusion": [list(cell) for cell in report.confusion],
     }

@@ -29,6 +29,10 @@ class ModelStore:
         self._kept = KeptModels(folder / "models")
         self._history_file, self._pin_file = folder / "history.jsonl", folder / "pin"
 
+    def version(self) -> tuple[int, ...]:
+        """Return a value that changes with every model, decision and pin. Reads no file."""
+        return tuple(number for path in (self._history_file, self._pin_file, self._kept.path) for number in _mark(path))
+
     # Models
 
     def save(self, bundle: Bundle, keep: int, served: ModelKey | None = None) -> None:
@@ -212,6 +216,14 @@ class ModelStore:
         exact = [one for one in named if one.key.fingerprint == pin.fingerprint]
         # An older agent's pin has no fingerprint; it means that agent's folder as long as there is one.
         return (exact if exact or pin.fingerprint else named)[:1]
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 def _is_about(decision: GateDecision, kept: KeptModel) -> bool:

@@ -1,30 +1,27 @@
-"""The site's web application: `/predict` with what the gate chose for this site, and the agent's status."""
+"""The site's web application: `/predict` with what the gate chose for this site, the agent's status, and its page."""
 
-import hmac
-import time
-from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from fastapi.security.utils import get_authorization_scheme_param
 
 from client_agent.serving.model import View
-from client_agent.serving.queue import PredictionQueue, QueueFull
+from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
+from client_agent.web.access import Access
+from client_agent.web.desk import PredictionDesk, no_model
 from client_agent.web.direct_route import direct_route
-from client_agent.web.limits import HeldBodies
 from client_agent.web.metrics import Metrics
 from client_agent.web.origins import HostAndOriginCheck
+from client_agent.web.pages.routes import SitePages, wants_page
 from client_agent.web.problems import ProblemError, install_problem_handlers
-from client_agent.web.requests import REQUEST_BODY, check_headers, prepare_images, read_images
+from client_agent.web.requests import REQUEST_BODY
 from client_agent.web.responses import Overview, PredictAnswer, predict_answer
+from client_agent.web.site import Site
 from shared import __version__
 from shared.contract.plan import FederationPlan
-from shared.http import docs_page, openapi
+from shared.http import docs_page, openapi, page_files
 from shared.http.openapi import problem_responses
 from shared.http.request_id import RequestIds, current_request_id
 from shared.http.security_headers import SecurityHeaders
@@ -43,10 +40,8 @@ _TAGS = [
 ]
 
 
-def create_app(
-    plan: FederationPlan, predictions: PredictionQueue, options: ServeOptions, info: Callable[[], dict[str, Any]]
-) -> FastAPI:
-    """Create the web application; `info` returns the body of `/info`."""
+def create_app(plan: FederationPlan, predictions: PredictionQueue, options: ServeOptions, site: Site) -> FastAPI:
+    """Create the web application of an agent."""
     app = FastAPI(
         title="DisTrans agent",
         version=__version__,
@@ -63,16 +58,28 @@ def create_app(
     install_problem_handlers(app)
     docs_page.install(app)
     _add_middleware(app, options)
-    metrics, bodies = Metrics(), HeldBodies(options)
-    allowed = [Depends(_token_check(options.token))]
+    page_files.install(app)
+    metrics, access = Metrics(predictions.predicted, plan.classes), Access(options)
+    desk = PredictionDesk(plan.image, predictions, options, metrics)
+    pages = SitePages(plan, predictions, options, access, desk, site)
+    pages.install(app)
+    allowed = [Depends(access.token_check())]
 
-    @app.get("/", dependencies=allowed, tags=["agent"], responses=problem_responses(401))
-    async def get_overview() -> Overview:
-        """Return what this service is, which model it serves, and where to go from here."""
+    @app.get(
+        "/",
+        dependencies=[Depends(access.token_check(wants_page))],
+        response_model=Overview,
+        tags=["agent"],
+        responses=problem_responses(401),
+    )
+    async def get_overview(request: Request) -> Overview | Response:
+        """Return what this service is, which model it serves, and where to go from here. Browsers get a page."""
+        if wants_page(request):
+            return await pages.home(request)
         model = predictions.model
         return Overview(federation=plan.name, model=None if model is None else model.key.number)
 
-    router = APIRouter(route_class=direct_route(partial(_check_header, options.token)))
+    router = APIRouter(route_class=direct_route(access.check_header))
 
     @router.post(
         "/predict",
@@ -98,7 +105,6 @@ def create_app(
         ] = None,
     ) -> Response:
         """Classify 1 … 32 images: raw PNG or JPEG, multipart `images`, or JSON with base64."""
-        started = time.perf_counter()
         if offset != "own" and not options.allow_offset_override:
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
@@ -106,25 +112,8 @@ def create_app(
                 "This agent always applies its offset.",
                 "Start the agent with --allow-offset-override to compare.",
             )
-        if predictions.model is None:
-            raise _no_model()
-        if predictions.is_full:
-            metrics.refused.inc()
-            raise _queue_full()
-        kind = check_headers(request, options)
-        with bodies.hold() as body:
-            async with bodies.receive(request, body) as pieces:
-                files = await read_images(kind, request.headers, pieces, options)
-            prepare = partial(prepare_images, files, plan.image, options)
-            try:
-                views = [View(use_offset, prior) for use_offset in _OFFSETS[offset]]
-                answer = await predictions.predict(prepare, *views, size_bytes=body.held_bytes)
-            except QueueFull as error:  # it filled up while the body arrived
-                metrics.refused.inc()
-                raise _queue_full() from error
+        answer = await desk.answer(request, *(View(use_offset, prior) for use_offset in _OFFSETS[offset]))
         described = predict_answer(answer, top_k, current_request_id() or "").model_dump_json(exclude_unset=True)
-        metrics.images.inc(len(files))
-        metrics.latency.observe(time.perf_counter() - started)
         return Response(described, media_type="application/json")
 
     app.include_router(router)
@@ -138,13 +127,13 @@ def create_app(
     async def check_readiness() -> Response:
         """Return 200 once there is a model to answer with."""
         if predictions.model is None:
-            raise _no_model()
+            raise no_model()
         return JSONResponse({"status": "ready", "round": predictions.model.key.number})
 
     @app.get("/info", dependencies=allowed, tags=["agent"], responses=problem_responses(401))
     def get_info() -> dict[str, Any]:
         """Return the agent's status, its model, and what each round's model scored on this site's held-out images."""
-        return info()
+        return site.info()
 
     @app.get(
         "/metrics",
@@ -166,51 +155,3 @@ def _add_middleware(app: FastAPI, options: ServeOptions) -> None:
     app.add_middleware(UnexpectedErrors, program="agent")
     app.add_middleware(SecurityHeaders)
     app.add_middleware(RequestIds, log=ACCESS_LOG)
-
-
-def _no_model() -> ProblemError:
-    return ProblemError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "no-model",
-        "There is no model yet.",
-        "Try again after the first round.",
-        {"Retry-After": "10"},
-    )
-
-
-def _queue_full() -> ProblemError:
-    return ProblemError(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "queue-full",
-        "Too many requests are waiting for an answer.",
-        "Send fewer requests at once.",
-        {"Retry-After": "1"},
-    )
-
-
-def _token_check(token: str | None) -> Callable[..., Any]:
-    """Return a dependency that rejects callers without the token; without a token, everyone may call."""
-    bearer = HTTPBearer(auto_error=False, description="Required if the agent runs with a predict token.")
-
-    # `async`, so that it runs in place: FastAPI runs plain functions in another thread.
-    async def check(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        _check_token(token, credentials.credentials if credentials else "")
-
-    return check
-
-
-def _check_header(token: str | None, request: Request) -> None:
-    """Do the same without FastAPI."""
-    scheme, given = get_authorization_scheme_param(request.headers.get("authorization"))
-    _check_token(token, given if scheme.lower() == "bearer" else "")
-
-
-def _check_token(token: str | None, given: str) -> None:
-    if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-        raise ProblemError(
-            HTTPStatus.UNAUTHORIZED,
-            "invalid-token",
-            "This agent requires a token.",
-            "Send it as Authorization: Bearer TOKEN.",
-            {"WWW-Authenticate": "Bearer"},
-        )

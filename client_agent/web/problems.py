@@ -25,6 +25,7 @@ class ProblemError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
+        self.status, self.detail, self.next_step, self.headers = status, detail, next_step, headers or {}
         # Built later, in the request's own task, which knows the request's id.
         self.response = partial(problem, status, code, detail, next_step=next_step, headers=headers)
 

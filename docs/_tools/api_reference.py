@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 Json = Mapping[str, Any]
 _COMMON = {"400", "422", "429", "500", "503", "507"}  # explained once, at the top of the page
@@ -29,13 +29,15 @@ def coordinator_document() -> Json:
 
 def agent_document() -> Json:
     """Return the OpenAPI document of an agent's web service."""
+    from client_agent.serving.queue import PredictionQueue
     from client_agent.settings import ServeOptions
     from client_agent.web.app import create_app
+    from client_agent.web.site import Site
     from shared.contract.plan import validate_plan
 
     plan = validate_plan({"name": "any", "classes": ["a", "b"]})
-    no_queue = cast(Any, None)  # only requests use it
-    return create_app(plan, no_queue, ServeOptions(), dict).openapi()
+    queue = PredictionQueue(max_waiting=1, max_batch=1, threads=1)  # only requests use it
+    return create_app(plan, queue, ServeOptions(), Site(dict)).openapi()
 
 
 def render_api(document: Json) -> str:

@@ -10,6 +10,7 @@ from client_agent.settings import ServeOptions
 from client_agent.threads import limit_threads
 from client_agent.web.app import ACCESS_LOG, create_app
 from client_agent.web.serve import web_server
+from client_agent.web.site import Site
 from lab.bench.predict_network import Served, bench_model, bench_plan
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     max_batch = batch_size("cpu", options.max_images)
     predictions = PredictionQueue(options.queue, max_batch, options.threads)
     predictions.model = bench_model(plan, served)
-    app = create_app(plan, predictions, options, dict)
+    app = create_app(plan, predictions, options, Site(dict))
     exempt_from_collection()
     with web_server(app, options):
         signal.pause()

@@ -18,7 +18,7 @@ from server.dashboard.pages import Dashboard
 from server.http.background import BackgroundJobs
 from server.http.change_notifier import ChangeNotifier
 from server.http.proxies import Proxies
-from server.http.rate_limits import FailureThrottle, RateLimiter, RateLimitMiddleware
+from server.http.rate_limits import FailureThrottle, RateLimitMiddleware
 from server.service.context import Context
 from server.service.heartbeats import Heartbeats
 from server.service.settings import Settings
@@ -28,6 +28,7 @@ from shared import __version__
 from shared.contract import versions
 from shared.http import docs_page, page_files
 from shared.http.openapi import HEADERS, operation_id, problem_responses
+from shared.http.rate_limiter import RateLimiter
 from shared.http.request_id import RequestIds
 from shared.http.security_headers import SecurityHeaders
 from shared.http.server_protocol import ON_STOP

@@ -26,6 +26,7 @@ def offset_picture(title: str, offset: NDArray[Any], motion: float | None = None
     low, high, norm = float(values.min()), float(values.max()), float(np.linalg.norm(values))
     largest = max(abs(low), abs(high))
     channels = values[:_MAX_CHANNELS]
+    side = _SIDE if len(channels) > 1 else 2 * _SIDE
     names = (
         ("red", "green", "blue")
         if len(values) == 3
@@ -33,22 +34,22 @@ def offset_picture(title: str, offset: NDArray[Any], motion: float | None = None
     )
     parts = []
     for index, channel in enumerate(channels):
-        x = index * (_SIDE + _GAP)
+        x = index * (side + _GAP)
         parts.append(
             element(
-                "image", href=_png(_colors(_reduced(channel), largest)), x=x, y=0, width=_SIDE, height=_SIDE,
+                "image", href=_png(_colors(_reduced(channel), largest)), x=x, y=0, width=side, height=side,
                 image_rendering="pixelated",
             )
         )  # fmt: skip
         label = names[index] if len(channels) > 1 else f"{plain(-largest)} blue … {plain(largest)} red"
-        parts.append(element("text", label, x=x + _SIDE / 2, y=_SIDE + 20, text_anchor="middle", class_="tick"))
+        parts.append(element("text", label, x=x + side / 2, y=side + 20, text_anchor="middle", class_="tick"))
     facts = {"minimum": low, "maximum": high, "norm": norm}
     if motion is not None:
         facts["motion"] = motion
     note = ", ".join(f"{name} {plain(value)}" for name, value in facts.items())
-    width = len(channels) * (_SIDE + _GAP) - _GAP
+    width = len(channels) * (side + _GAP) - _GAP
     shape = " × ".join(map(str, values.shape))
-    svg = picture(width, _SIDE + _FOOT, f"Picture of an offset: {title}. {shape}; {note}.", *parts, kind="offset")
+    svg = picture(width, side + _FOOT, f"Picture of an offset: {title}. {shape}; {note}.", *parts, kind="offset")
     return Chart(
         title, svg, Table(["of the offset", "value"], [[name, plain(value)] for name, value in facts.items()]), note
     )

@@ -109,7 +109,9 @@ def test_wheel_is_typed_licensed_and_has_no_tests(dist: Path) -> None:
 
 def _page_files() -> list[Path]:
     """Return the templates, style sheets and scripts, which are not Python."""
-    found = [file for file in ROOT.glob("s*/**/*") if file.suffix in (".css", ".html", ".js", ".svg")]
+    folders = ("shared", "server", "client_agent")
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*"))
+    found = [file for file in files if file.suffix in (".css", ".html", ".js", ".svg")]
     assert found
     return found
 

@@ -14,7 +14,8 @@ from support.sockets import RawConnection
 
 from server.api.limits import BODIES_PER_CALLER
 from server.core.errors import NotAuthenticated, TooMany
-from server.http.rate_limits import FailureThrottle, RateLimiter
+from server.http.rate_limits import FailureThrottle
+from shared.http.rate_limiter import RateLimiter
 
 PLAN = small_plan(method={"name": "fedavg"}, rounds={"count": 1, "min_clients": 1})
 SPELLINGS = [

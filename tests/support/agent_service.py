@@ -15,6 +15,7 @@ from client_agent.serving.queue import PredictionQueue
 from client_agent.settings import ServeOptions
 from client_agent.state.kept_models import Bundle
 from client_agent.web.app import create_app
+from client_agent.web.site import Site
 from shared.contract.plan import FederationPlan, validate_plan
 from shared.learning.methods.base import ClientRecord, Predictor, RoundContext
 from shared.learning.runtime import Runtime
@@ -57,11 +58,11 @@ def serving(predictor: Predictor) -> ServingModel:
 class Service:
     """The web service without a socket; `http` calls it at its usual address."""
 
-    def __init__(self, options: ServeOptions, model: Bundle | None) -> None:
+    def __init__(self, options: ServeOptions, model: Bundle | None, site: Site | None = None) -> None:
         self.queue = PredictionQueue(options.queue, options.max_images, threads=1)
         if model is not None:
             self.queue.model = build(PLAN, "site", model, Runtime())
-        self.app = create_app(PLAN, self.queue, options, lambda: {"agent": "me"})
+        self.app = create_app(PLAN, self.queue, options, site or Site(lambda: {"agent": "me"}))
         self.http: Any = TestClient(self.app, base_url="http://127.0.0.1")
 
     def predict(self, content: bytes | None = None, kind: str = "image/png", **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Pages in Debian's Chromium, which must not complain about anything."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,12 @@ def browser_page(expected: str = "", **options: Any) -> Iterator[Page]:
     assert unexpected == []
 
 
-def photograph(urls: Mapping[str, str], folder: Path, state: Path | None = None) -> None:
+def photograph(
+    urls: Mapping[str, str],
+    folder: Path,
+    state: Path | None = None,
+    prepare: Callable[[Page], None] = lambda _page: None,
+) -> None:
     """Write screenshots of pages at three widths in both themes; `state` has the cookies of a session."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=needs("chromium"), args=["--no-sandbox"])
@@ -44,6 +49,7 @@ def photograph(urls: Mapping[str, str], folder: Path, state: Path | None = None)
                 page = context.new_page()
                 for name, url in urls.items():
                     page.goto(url)
+                    prepare(page)
                     page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
                 context.close()
         browser.close()

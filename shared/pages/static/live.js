@@ -99,7 +99,7 @@ function say(text, link) {
 async function ask() {
   asking = true;
   try {
-    const headers = etag ? { "If-None-Match": etag } : {};
+    const headers = { Accept: "text/html", ...(etag ? { "If-None-Match": etag } : {}) };
     const answer = await fetch(location.href, { headers, signal: AbortSignal.timeout(15_000) });
     if (answer.redirected || answer.status === 401) {
       say("You have been signed out.", answer.redirected ? answer.url : location.href);

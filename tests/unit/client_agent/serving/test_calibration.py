@@ -10,6 +10,7 @@ from client_agent.serving.calibration import (
     HIGHEST,
     LOWEST,
     apply_temperature,
+    calibration_bins,
     calibration_of,
     expected_calibration_error,
     fit_temperature,
@@ -31,7 +32,7 @@ def test_the_fitted_temperature_undoes_overconfidence(factor: float) -> None:
     probabilities = (factor * logits).softmax(dim=1)
     assert fit_temperature(probabilities, labels) == pytest.approx(factor, rel=0.1)
     before, after = (
-        expected_calibration_error(found, labels)
+        expected_calibration_error(calibration_bins(found, labels))
         for found in (probabilities, calibration_of(probabilities, labels)(probabilities))
     )
     assert before is not None
@@ -86,13 +87,13 @@ def test_the_calibration_error_of_a_worked_example() -> None:
     probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.4, 0.6]])
     labels = torch.tensor([0, 0, 0, 1])
     expected = (abs(2.7 - 2) + abs(0.6 - 1)) / 4
-    assert expected_calibration_error(probabilities, labels) == pytest.approx(expected)
-    assert expected_calibration_error(probabilities[:0], labels[:0]) is None
+    assert expected_calibration_error(calibration_bins(probabilities, labels)) == pytest.approx(expected)
+    assert expected_calibration_error(calibration_bins(probabilities[:0], labels[:0])) is None
 
 
 @given(seeds, st.integers(1, 50))
 def test_the_calibration_error_is_between_zero_and_one(seed: int, count: int) -> None:
     logits, labels = drawn(seed, count)
-    error = expected_calibration_error((3 * logits).softmax(dim=1), labels)
+    error = expected_calibration_error(calibration_bins((3 * logits).softmax(dim=1), labels))
     assert error is not None
     assert 0 <= error <= 1

@@ -64,7 +64,7 @@ def test_images_are_answered_with_bars_next_to_their_pictures(tmp_path: Path) ->
         assert page.locator(".answer .preview").all_inner_texts() == ["first.png", "second.jpg"]
         for place in range(2):
             answer = page.locator(".answer").nth(place)
-            assert answer.locator(".bar.c1").count() > answer.locator("h3").count()
+            assert answer.locator(".bar.c1").count() > answer.locator(".chart-title").count()
             assert "without the offset" in answer.inner_text()
         dropped = """async () => {
             const files = new DataTransfer();

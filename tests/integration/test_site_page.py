@@ -106,7 +106,7 @@ def test_a_form_with_images_is_answered_like_predict(agent: Agent) -> None:
     answer = agent.http.post("/classify", files=files)
     assert answer.status_code == 200
     wanted = agent.http.post("/predict", files=files).json()["predictions"]
-    titles = re.findall(r"<h3>Image (\d): (\w+), ([\d.]+) %</h3>", answer.text)
+    titles = re.findall(r'<strong class="chart-title">Image (\d): (\w+), ([\d.]+) %</strong>', answer.text)
     assert titles == [
         (str(one["index"] + 1), one["label"], f"{100 * one['probability']:.1f}".removesuffix(".0")) for one in wanted
     ]

@@ -16,7 +16,7 @@ from client_agent.web.problems import ProblemError
 from shared.http.addresses import address_key
 from shared.http.client_connection import is_loopback
 from shared.http.rate_limiter import RateLimiter
-from shared.http.sessions import Session, SessionCookie, Sessions
+from shared.http.sessions import Session, SessionCookie, Sessions, SignedOutHere
 
 logger = logging.getLogger(__name__)
 _ROLE = "site"
@@ -29,8 +29,10 @@ class Access:
     def __init__(self, options: ServeOptions) -> None:
         self._token = options.token
         # Random for each run: who signed out stays signed out although that is kept in memory only.
-        self._sessions = Sessions({_ROLE: (options.token or "").encode() + secrets.token_bytes(32)})
-        self._cookie = SessionCookie("distrans-agent")
+        self._signed_out = SignedOutHere()
+        secret = (options.token or "").encode() + secrets.token_bytes(32)
+        self._sessions = Sessions({_ROLE: secret}, self._signed_out.has)
+        self._cookie = SessionCookie("distrans-agent", per_port=True)
         self._everyone = Session(_ROLE, "0" * 32, 0)  # of an agent without a token
         self._failures = RateLimiter(_FAILURES_PER_S, _FREE_FAILURES)
         self.may_pin = options.token is not None or is_loopback(options.host)
@@ -73,7 +75,7 @@ class Access:
         """End the caller's session."""
         session = self.session(request)
         if session is not None and self.needs_sign_in:
-            self._sessions.end(session)
+            self._signed_out.add(session)
         self._cookie.remove(response, request)
 
     def token_check(self, is_exempt: Callable[[Request], bool] = lambda _request: False) -> Callable[..., Any]:

@@ -12,13 +12,13 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from typing_extensions import override
 
-from server.api.access import Ctx, address_of, is_admin_token
+from server.api.access import address_of, is_admin_token
 from server.core.errors import InvalidInput, NotAllowed, NotAuthenticated, TooLarge
-from server.dashboard.pages import Dashboard, error_page
-from server.dashboard.sessions import COOKIE, Role, Session
+from server.dashboard.pages import ADMIN, VIEWER, Dashboard, error_page
 from server.service.context import Actor
 from server.service.settings import Settings
 from shared.contract.errors import DistransError
+from shared.http.sessions import Session
 
 MAX_FORM_BYTES = 1024 * 1024
 _MAX_SIGN_IN_BYTES = 4096
@@ -70,12 +70,12 @@ def dashboard_of(request: Request) -> Dashboard:
 Pages = Annotated[Dashboard, Depends(dashboard_of)]
 
 
-def signed_in(request: Request, ctx: Ctx, dashboard: Pages) -> Session:
+def signed_in(request: Request, dashboard: Pages) -> Session:
     """Return the session of the request; raise SignInNeeded if there is none."""
-    session = dashboard.sessions.read(request.cookies.get(COOKIE, ""), ctx.clock())
-    if session is None or dashboard.ended.holds(session.id):
+    session = dashboard.sessions.find(dashboard.cookie.read(request))
+    if session is None:
         raise SignInNeeded
-    if session.may_act:
+    if session.role == ADMIN:
         settings: Settings = request.app.state.settings
         is_admin_token(settings.admin_token, address_of(request), settings)  # raises outside the admin networks
     request.state.session = session
@@ -87,7 +87,7 @@ SignedIn = Annotated[Session, Depends(signed_in)]
 
 def acting(session: SignedIn) -> Session:
     """Return the session; raise NotAllowed for viewers."""
-    if not session.may_act:
+    if session.role != ADMIN:
         raise NotAllowed(
             "viewer-only",
             "You have signed in with the viewer token, which may look but not act.",
@@ -103,7 +103,7 @@ async def sent_form(request: Request, session: Acting, dashboard: Pages) -> Mapp
     """Return the fields of a form that was sent from one of this session's pages."""
     require_own_page(request)
     fields = await read_fields(request, MAX_FORM_BYTES)
-    if not dashboard.sessions.is_form_token(session, fields.get("csrf", "")):
+    if not dashboard.sessions.is_from_form(session, fields.get("csrf", "")):
         raise NotAllowed("stale-form", "This form belongs to another session.", next_step="Load the page again.")
     return fields
 
@@ -150,13 +150,13 @@ async def read_fields(request: Request, max_bytes: int) -> dict[str, str]:
         raise InvalidInput("not-a-form", "The form cannot be read, or did not arrive in time.") from error
 
 
-def role_of_token(request: Request, token: str) -> Role:
+def role_of_token(request: Request, token: str) -> str:
     """Return whose token this is; raise NotAuthenticated if it is neither the admin's nor the viewer's."""
     settings: Settings = request.app.state.settings
     if is_admin_token(token, address_of(request), settings):
-        return "admin"
+        return ADMIN
     if settings.viewer_token is not None and hmac.compare_digest(token.encode(), settings.viewer_token.encode()):
-        return "viewer"
+        return VIEWER
     raise NotAuthenticated(
         "invalid-token",
         "This is not a token of this coordinator.",

@@ -14,15 +14,16 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
 from server.api.errors import problem_of
-from server.dashboard.sessions import LIFETIME_S, Session, Sessions
 from server.service.context import Context
 from server.service.settings import Settings
 from server.service.sign_ins import EndedSessions
 from shared import __version__
 from shared.contract.errors import DistransError
 from shared.http.request_id import current_request_id
+from shared.http.sessions import LIFETIME_S, Session, SessionCookie, Sessions
 from shared.pages.environment import environment
 
+ADMIN, VIEWER = "admin", "viewer"  # the roles of sessions; a viewer may look but not act
 LIVE_S = 2.0  # how often an open page asks whether it has changed
 _REST_FACTOR = 150  # a page rests for this many times what it cost: open pages take less than 1 % of a core
 _MAX_REST_S = 30.0
@@ -41,7 +42,11 @@ class Dashboard:
     """What the pages of one process share."""
 
     def __init__(self, ctx: Context, settings: Settings) -> None:
-        self.sessions, self.ended = Sessions(settings), EndedSessions(ctx, LIFETIME_S)
+        tokens = {ADMIN: settings.admin_token, VIEWER: settings.viewer_token}
+        secrets = {role: token.encode() for role, token in tokens.items() if token}
+        ended = EndedSessions(ctx, LIFETIME_S)
+        self.sessions = Sessions(secrets, lambda session: ended.holds(session.id), ctx.clock)
+        self.cookie = SessionCookie("distrans", per_port=False)
         self._rendered: OrderedDict[tuple[str, ...], _Rendered] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -76,7 +81,7 @@ class Dashboard:
         self, request: Request, session: Session, template: str, status: int = HTTPStatus.OK, **values: Any
     ) -> Response:
         """Return a page with a form, which only this session may send."""
-        values["csrf"] = self.sessions.form_token(session)
+        values["csrf"] = self.sessions.csrf(session)
         return HTMLResponse(render(request, template, session=session, **values), status)
 
 

@@ -22,7 +22,6 @@ from server.dashboard.access import (
     sign_in_form,
 )
 from server.dashboard.pages import render
-from server.dashboard.sessions import COOKIE, LIFETIME_S
 from server.service.sign_ins import record_sign_in, record_sign_out
 
 router = APIRouter(route_class=PageRoute)
@@ -48,19 +47,15 @@ async def sign_in(request: Request, ctx: Ctx, dashboard: Pages, fields: _Fields)
         message = f"{error.message} {error.next_step or ''}".strip()
         page = render(request, "sign_in.html", wanted=wanted, error=message)
         return HTMLResponse(page, problem.status_code, headers)
-    session, cookie = dashboard.sessions.open(role, ctx.clock())
+    session = dashboard.sessions.start(role)
     await run_in_threadpool(record_sign_in, ctx, actor_of(request, session))
-    base = request.scope.get("root_path", "")
-    response = RedirectResponse(base + wanted, HTTPStatus.SEE_OTHER)
-    is_https = request.url.scheme == "https"
-    response.set_cookie(
-        COOKIE, cookie, max_age=int(LIFETIME_S), path=base or "/", secure=is_https, httponly=True, samesite="strict"
-    )
+    response = RedirectResponse(request.scope.get("root_path", "") + wanted, HTTPStatus.SEE_OTHER)
+    dashboard.cookie.put(response, request, dashboard.sessions.sign(session))
     return response
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, ctx: Ctx, session: SignedIn) -> Response:
+def sign_out(request: Request, ctx: Ctx, dashboard: Pages, session: SignedIn) -> Response:
     """End the session, on every replica.
 
     The button is on pages that all sessions share, so the form has no token of its own: SameSite and the origin protect
@@ -68,9 +63,8 @@ def sign_out(request: Request, ctx: Ctx, session: SignedIn) -> Response:
     """
     require_own_page(request)
     record_sign_out(ctx, actor_of(request, session), session.id)
-    base = request.scope.get("root_path", "")
-    response = RedirectResponse(base + SIGN_IN, HTTPStatus.SEE_OTHER)
-    response.delete_cookie(COOKIE, path=base or "/")
+    response = RedirectResponse(request.scope.get("root_path", "") + SIGN_IN, HTTPStatus.SEE_OTHER)
+    dashboard.cookie.remove(response, request)
     return response
 
 

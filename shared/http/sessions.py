@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 LIFETIME_S = 12 * 3600
 _MAX_SIGNED_OUT = 10_000
+_CLOCK_TOLERANCE_S = 60
 _SESSION = re.compile(r"([a-z]{1,20})\.([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})", re.ASCII)
 
 
@@ -32,16 +32,6 @@ class Session:
     role: str
     id: str
     ends_at: int
-
-
-class SignedOut(Protocol):
-    """Which sessions ended before their time. Processes that share sessions must share this too."""
-
-    def add(self, session: Session) -> None:
-        """Note that a session has ended."""
-
-    def has(self, session: Session) -> bool:
-        """Return whether it has."""
 
 
 class SignedOutHere:
@@ -68,17 +58,20 @@ class SignedOutHere:
 
 
 class Sessions:
-    """Starts, recognizes and ends sessions. Thread-safe."""
+    """Starts and recognizes sessions. Thread-safe."""
 
     def __init__(
         self,
         secret_of: Mapping[str, bytes],
-        signed_out: SignedOut | None = None,
+        is_signed_out: Callable[[Session], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`secret_of` has each role's token, or what is derived from it; roles are lowercase words."""
+        """`secret_of` has each role's token, or what is derived from it; roles are lowercase words.
+
+        `is_signed_out` returns whether a session ended before its time. Processes that share sessions must agree on it.
+        """
         self._keys = {role: hmac.digest(secret, b"distrans session", "sha256") for role, secret in secret_of.items()}
-        self._signed_out = signed_out or SignedOutHere(clock=clock)
+        self._is_signed_out = is_signed_out
         self._clock = clock
 
     def start(self, role: str) -> Session:
@@ -97,11 +90,9 @@ class Sessions:
         session = Session(match[1], match[3], int(match[2]))
         if not hmac.compare_digest(self._mac(session, "session"), match[4]):
             return None
-        return None if session.ends_at <= self._clock() or self._signed_out.has(session) else session
-
-    def end(self, session: Session) -> None:
-        """End a session before its time."""
-        self._signed_out.add(session)
+        left_s = session.ends_at - self._clock()
+        is_timely = 0 < left_s <= LIFETIME_S + _CLOCK_TOLERANCE_S  # the clock may have been wrong when it began
+        return session if is_timely and not self._is_signed_out(session) else None
 
     def csrf(self, session: Session) -> str:
         """Return what this session's forms must repeat."""
@@ -121,10 +112,14 @@ def _described(session: Session) -> str:
 
 
 class SessionCookie:
-    """The cookie of one program. Its name has the port: browsers share cookies between all ports of a host."""
+    """The cookie of one program.
 
-    def __init__(self, program: str) -> None:
-        self._program = program
+    With `per_port`, its name has the port, because browsers share cookies between all ports of a host. Replicas behind
+    one address must not use that.
+    """
+
+    def __init__(self, program: str, *, per_port: bool) -> None:
+        self._program, self._per_port = program, per_port
 
     def read(self, request: HTTPConnection) -> str | None:
         """Return the cookie's value."""
@@ -146,6 +141,8 @@ class SessionCookie:
                 response.delete_cookie(name, secure=is_secure, httponly=True, samesite="strict")
 
     def _name(self, request: HTTPConnection) -> str:
+        if not self._per_port:
+            return self._program
         server = request.scope.get("server")
         return f"{self._program}-{server[1] if server and server[1] else 0}"
 

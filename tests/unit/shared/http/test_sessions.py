@@ -21,9 +21,12 @@ class Clock:
         return self.now
 
 
-def sessions(clock: Callable[[], float] | None = None, **tokens: str) -> Sessions:
+def sessions(
+    clock: Callable[[], float] | None = None, signed_out: SignedOutHere | None = None, **tokens: str
+) -> Sessions:
     roles = {"admin": "t"} | tokens
-    return Sessions({role: value.encode() for role, value in roles.items()}, clock=clock or Clock())
+    gone = signed_out or SignedOutHere(clock=clock or Clock())
+    return Sessions({role: value.encode() for role, value in roles.items()}, gone.has, clock or Clock())
 
 
 def test_a_session_is_recognized_with_its_role_by_every_process_that_knows_the_token() -> None:
@@ -42,9 +45,10 @@ def test_a_session_ends_when_its_token_changes_and_others_do_not() -> None:
 
 def test_a_session_ends_with_its_time_and_when_signed_out() -> None:
     clock = Clock()
-    one = sessions(clock=clock)
+    gone = SignedOutHere(clock=clock)
+    one = sessions(clock, gone)
     session, other = one.start("admin"), one.start("admin")
-    one.end(session)
+    gone.add(session)
     assert one.find(one.sign(session)) is None
     clock.now += LIFETIME_S - 1
     assert one.find(one.sign(other)) == other
@@ -54,10 +58,11 @@ def test_a_session_ends_with_its_time_and_when_signed_out() -> None:
 
 def test_a_flood_of_sign_outs_ends_older_sessions_rather_than_reviving_one() -> None:
     clock = Clock()
-    one = Sessions({"admin": b"x"}, SignedOutHere(most=3, clock=clock), clock)
+    gone = SignedOutHere(most=3, clock=clock)
+    one = sessions(clock, gone)
     ended = [one.start("admin") for _ in range(4)]
     for session in ended:
-        one.end(session)
+        gone.add(session)
     assert all(one.find(one.sign(session)) is None for session in ended)
     clock.now += 1
     later = one.start("admin")
@@ -66,12 +71,25 @@ def test_a_flood_of_sign_outs_ends_older_sessions_rather_than_reviving_one() -> 
 
 def test_sign_outs_of_sessions_that_are_over_are_forgotten() -> None:
     clock = Clock()
-    one = Sessions({"admin": b"x"}, SignedOutHere(most=2, clock=clock), clock)
+    gone = SignedOutHere(most=2, clock=clock)
+    one = sessions(clock, gone)
     for _ in range(5):
-        one.end(one.start("admin"))
+        gone.add(one.start("admin"))
         clock.now += LIFETIME_S + 1
     session = one.start("admin")
     assert one.find(one.sign(session)) == session
+
+
+def test_a_clock_that_was_wrong_starts_no_endless_session() -> None:
+    ahead = sessions(Clock(1_000_000.0 + 10 * LIFETIME_S))
+    assert sessions().find(ahead.sign(ahead.start("admin"))) is None
+
+
+def test_a_viewer_cannot_become_the_admin() -> None:
+    one = sessions(viewer="other")
+    cookie = one.sign(one.start("viewer"))
+    assert one.find("admin" + cookie.removeprefix("viewer")) is None
+    assert sessions().find(cookie) is None  # there are no viewers any more
 
 
 @given(st.text(max_size=200))
@@ -82,7 +100,7 @@ def test_nothing_else_is_a_session(text: str) -> None:
 @given(st.data())
 def test_a_session_with_a_single_character_changed_is_refused(data: st.DataObject) -> None:
     one = sessions(viewer="t")
-    value = one.sign(Session("admin", "0" * 32, 2_000_000))
+    value = one.sign(Session("admin", "0" * 32, 1_000_000 + LIFETIME_S))
     assert one.find(value) is not None
     place = data.draw(st.integers(0, len(value) - 1))
     other = data.draw(st.sampled_from("0123456789abcdef.xyz").filter(lambda letter: letter != value[place]))
@@ -114,7 +132,7 @@ def test_a_form_belongs_to_one_session() -> None:
 def test_the_cookie_is_out_of_reach_of_scripts_other_sites_and_plain_connections(
     url: str, origin: str, is_secure: bool
 ) -> None:
-    cookie = SessionCookie("agent")
+    cookie = SessionCookie("agent", per_port=True)
 
     def put(request: Request) -> Response:
         response = PlainTextResponse(cookie.read(request) or "nobody")

@@ -61,6 +61,7 @@ batch_size = 32
 momentum = 0.0
 weight_decay = 0.0
 # clip_norm = 2.5                      # maximum norm of the gradient
+update_compression = "none"            # upload fewer bits per weight: bf16, int8 or int4
 
 [rounds]
 count = 100

@@ -146,8 +146,8 @@ def _post(admin: httpx.Client, path: str, body: Any = None) -> Any:
 
 
 def _keep_running(console: Console, processes: Processes, url: str, running: list[RunningSite], folder: Path) -> None:
-    rows = [("coordinator", f"{url}/docs"), ("admin token", short(folder / "coordinator" / "admin-token"))]
-    rows += [(site.folder.name, f"{site.url}/docs") for site in running]
+    rows = [("dashboard", url), ("admin token", short(folder / "coordinator" / "admin-token"))]
+    rows += [(site.folder.name, site.url) for site in running]
     rows += [("logs", short(folder / "logs"))]
     console.print("\nRunning until Ctrl-C:", highlight=False)
     for name, place in rows:

@@ -184,7 +184,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(name, handle)
-    columns = min(len(named), 4)
+    columns = min(len(named), len(axes) + 1)  # as many as fit into the figure's width
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, fontsize="small")
 
 

@@ -15,7 +15,7 @@ from shared.contract.plan import BUILT_IN_BACKBONES
 
 def demo(
     clients: Annotated[int, typer.Option(metavar="N", min=1, max=50, help="Number of sites.")] = 10,
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Number of rounds.")] = 50,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Number of rounds.")] = 35,
     dh: Dh = 0.2,
     shift: Shift = "inverted",
     images: Images = 40,

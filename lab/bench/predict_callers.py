@@ -14,7 +14,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Burst:
-    """Calls to one server: the same request over and over, from so many connections at once."""
+    """Calls to one server: the same request over and over, from several connections at once."""
 
     port: int
     request: bytes

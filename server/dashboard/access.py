@@ -1,15 +1,13 @@
 """Who is looking, and whether a form really comes from one of our pages."""
 
-import asyncio
 import hmac
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import Depends, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
-from starlette.requests import ClientDisconnect
 from typing_extensions import override
 
 from server.api.access import address_of, is_admin_token
@@ -18,11 +16,11 @@ from server.dashboard.pages import ADMIN, VIEWER, Dashboard, error_page
 from server.service.context import Actor
 from server.service.settings import Settings
 from shared.contract.errors import DistransError
+from shared.http.forms import BadForm, FormTooLarge, read_form
 from shared.http.sessions import Session
 
 MAX_FORM_BYTES = 1024 * 1024
 _MAX_SIGN_IN_BYTES = 4096
-_MAX_FIELDS = 200
 SIGN_IN = "/sign-in"
 
 
@@ -134,20 +132,13 @@ def require_own_page(request: Request) -> None:
 
 async def read_fields(request: Request, max_bytes: int) -> dict[str, str]:
     """Return the fields of a form; the last one of a name counts."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise InvalidInput("not-a-form", f"The body is {kind or 'of no type'}, not a form.")
     settings: Settings = request.app.state.settings
-    body = bytearray()
     try:
-        async with asyncio.timeout(settings.json_body_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > max_bytes:
-                    raise TooLarge("too-large", f"The form exceeds {max_bytes} bytes.")
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
-    except (ValueError, TimeoutError, ClientDisconnect) as error:
-        raise InvalidInput("not-a-form", "The form cannot be read, or did not arrive in time.") from error
+        return await read_form(request, max_bytes, settings.json_body_s)
+    except FormTooLarge as error:
+        raise TooLarge("too-large", f"The form is too large. {error}") from error
+    except BadForm as error:
+        raise InvalidInput("not-a-form", f"The body is not a form. {error}") from error
 
 
 def role_of_token(request: Request, token: str) -> str:

@@ -15,21 +15,25 @@ class BadForm(Exception):
     """A body that is not a small form; the message says why."""
 
 
-async def read_form(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, str]:
+class FormTooLarge(BadForm):
+    """A form with too many bytes."""
+
+
+async def read_form(request: Request, max_bytes: int = MAX_BYTES, timeout_s: float = _TIMEOUT_S) -> dict[str, str]:
     """Return a form's fields, without surrounding whitespace; of repeated ones the last. Raises BadForm."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _KIND:
         raise BadForm(f"It has the content type {kind[:100]!r} instead of {_KIND}.")
     body = bytearray()
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             async for piece in request.stream():
                 body += piece
                 if len(body) > max_bytes:
-                    raise BadForm(f"It has more than {max_bytes} bytes.")
+                    raise FormTooLarge(f"It has more than {max_bytes} bytes.")
         fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except TimeoutError as error:
-        raise BadForm(f"It did not arrive within {_TIMEOUT_S:g} s.") from error
+        raise BadForm(f"It did not arrive within {timeout_s:g} s.") from error
     except ClientDisconnect as error:
         raise BadForm("The connection closed before it arrived.") from error
     except ValueError as error:  # not UTF-8, or too many fields

@@ -38,7 +38,7 @@ class Encoded:
         self.size_bytes = len(self._header) + sum(array.nbytes for array in self._arrays)
 
     def pieces(self, max_bytes: int) -> "Iterator[bytes | memoryview]":
-        """Yield the bytes in order, at most so many at a time."""
+        """Yield the bytes in order, in pieces of at most this size."""
         from shared.tensors.arrays import memory_of
 
         yield self._header

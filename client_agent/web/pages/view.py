@@ -1,4 +1,4 @@
-"""What the page says, in words: from the body of `/info` to what its template shows. Pure functions."""
+"""The texts and figures of the page, from the body of `/info`. Pure functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from lab.bench.predict_report import LITSERVE, OURS, Comparison, Load, NetworkRe
 
 
 def load_of(bare: list[float], ours: list[float], peer: list[float] | None = None) -> Load:
-    """Return bursts of two calls that took so many seconds, with half of it as processor time."""
+    """Return bursts of two calls with these durations in seconds; half of each was processor time."""
     load = Load(callers=1, bare_seconds=bare, bare_cpu_s=bare)
     for name, seconds in [(OURS, ours), (LITSERVE, peer)]:
         if seconds is not None:

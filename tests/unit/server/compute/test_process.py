@@ -107,7 +107,7 @@ def test_tensors_it_still_has_are_not_sent_again(process: TorchProcess) -> None:
 
 
 class Killing:
-    """Uploads during which the process is killed, so many times."""
+    """Uploads during which the process is killed a given number of times."""
 
     def __init__(self, process: TorchProcess, uploads: Uploads, times: int) -> None:
         self.process, self.uploads, self.times, self.killed = process, uploads, times, list[int]()
